@@ -337,6 +337,8 @@ variables! {
         "Carriers between nodes that calls may choose by name (ring@mpi), separated by commas, such as tcp,mpi: the communicator's own first (auto: as STRATA_INTER says), then those for which it has a sibling communicator. One that some rank lacks is left out with a message; a name with ! (mpi!) refuses the communicator then.";
     "STRATA_PROVIDERS" providers: String = "none", agreed,
         "Libraries that carry out whole collectives, chosen by the algorithm provider:NAME: mpi for MPI's own collectives, paths of plugins (strata_plugin.h), separated by commas. On all ranks alike. One that some rank lacks is left out with a message; one with ! refuses the communicator then.";
+    "STRATA_PROVIDER_CHECK" provider_check: bool = "true", agreed,
+        "Before a call goes to a provider, the ranks tell each other which call it is, in a round of short messages of Strata's own: so one that calls something else, or another count, is an error with its name on it, where MPI may give wrong data without one. 0: no such round.";
     "STRATA_GPU_DIRECT" gpu_direct: Switch = "auto", local,
         "Give MPI addresses in device memory for messages above 8 KiB. auto: if MPI says that it takes them. on: always (an MPI that cannot take them crashes). off: never. TCP never takes them.";
     "STRATA_PACK_BESIDE_BYTES" pack_beside_bytes: usize = "1048576", local,

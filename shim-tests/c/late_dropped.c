@@ -13,6 +13,9 @@
 #define RANKS 4
 #define CALLS 40
 #define LATE_US 250000
+/* In one call ranks are later than any call takes on a busy machine, so that the others surely end before they come. */
+#define LATEST_CALL 29
+#define LATEST_US 3000000
 #define MOST_BYTES (8 << 20)
 #undef CHECK
 #define CHECK(condition)                                                                                                  \
@@ -68,6 +71,13 @@ static void put_number(void* to, ncclDataType_t type, size_t i, int value) {
 /* Who comes late to a call. */
 static int is_late(int rank) { return now % 3 == 2 && (rank == now / 3 % RANKS || (now % 2 && rank == (now / 3 + 2) % RANKS)); }
 
+/* Whether those have ended the call who are not late. */
+static int others_have_ended(void) {
+  for (int rank = 0; rank < RANKS; rank++)
+    if (!is_late(rank) && shared->ended[rank][now] == 0) return 0;
+  return 1;
+}
+
 /* A rank gives 12 times a power of two, so that each set of contributors shows, and its sums and averages are exact. */
 static int gives(int rank) { return 12 << rank; }
 
@@ -81,8 +91,10 @@ static void call(ncclComm_t comm, int rescales) {
   int in_place = now & 1, is_long = is_late(me);
   for (size_t i = 0; i < count; i++) put_number(here, type, i, gives(me));
   put(in_place ? out : in, here, count * size);
-  if (is_long && is_on_device) place_delay(stream, LATE_US);
-  else if (is_long) usleep(LATE_US);
+  int late_us = now == LATEST_CALL ? LATEST_US : LATE_US;
+  if (is_long && is_on_device) place_delay(stream, late_us);
+  for (int waited = 0; is_long && !is_on_device && waited < late_us && !(late_us == LATEST_US && others_have_ended()); waited += 50000)
+    usleep(50000);
   shared->begun[me][now] = seconds();
   OK(ncclAllReduce(in_place ? out : in, out, count, type, op, comm, (cudaStream_t)stream));
   if (is_on_device) place_finish(stream);
@@ -178,7 +190,7 @@ static void all(void) {
     int nobody = 1;
     for (int rank = 0; rank < RANKS; rank++) {
       CHECK(shared->digests[rank][now] == shared->digests[0][now]);
-      if (is_late(rank)) nobody = 0, came = fmax(came, shared->begun[rank][now] + (is_on_device ? LATE_US * 1e-6 : 0));
+      if (is_late(rank)) nobody = 0, came = fmax(came, shared->begun[rank][now] + (is_on_device ? (now == LATEST_CALL ? LATEST_US : LATE_US) * 1e-6 : 0));
       else went = fmin(went, shared->ended[rank][now]);
     }
     lacking += !nobody && shared->lacking[0][now] > 0;

@@ -6,7 +6,10 @@
      much   blocks of different sizes that are too much together: an all-gather, of which all ranks know it, and a gather, of which only
             the root does, whose error is told
      idle   nothing, until the communicator has failed
-     left   nothing: leaves the communicator in order, before the others' call */
+     left   nothing: leaves the communicator in order, before the others' call
+     differ FROM TO  for each seed a communicator and a call that one rank makes otherwise, which fails on all ranks
+     sizes SEED      one all-to-all, gather or scatter of which two ranks know different sizes: who expects others than come has an error, and
+                     who has none has the right data */
 #include "places.h"
 
 #include <stdint.h>
@@ -331,6 +334,98 @@ static void much(ncclComm_t comm) {
   leave_together(comm, beside);
 }
 
+static unsigned next(unsigned* state) {
+  *state = *state * 1664525u + 1013904223u;
+  return *state >> 8;
+}
+
+/* Of which all ranks know the sizes, or each its own. */
+enum { ALL_GATHER_V = KINDS, REDUCE_SCATTER_V, ALL_TO_ALL_V, GATHER_V, SCATTER_V };
+
+static void differ(ncclComm_t comm, unsigned from, unsigned to) {
+  for (unsigned seed = from; seed < to; seed++) {
+    unsigned state = seed;
+    size_t counts[RANKS], count = 1 + next(&state) % 5000;
+    int kind = next(&state) % (KINDS + 2), root = next(&state) % size, odd = next(&state) % size, what = next(&state) % 6;
+    int other_kind = (kind + 1 + next(&state) % (KINDS - 1)) % KINDS, varied = next(&state) % size;
+    int has_root = kind == BROADCAST || kind == REDUCE || kind == GATHER || kind == SCATTER;
+    ncclDataType_t type = ncclInt32;
+    ncclRedOp_t op = ncclSum;
+    ncclCollConfig_t named = NCCL_COLLCONFIG_INITIALIZER;
+    named.algSelection = algorithm;
+    ncclComm_t one;
+    OK(ncclCommSplit(comm, 0, rank, &one, NULL));
+    put(there_in, given, 5001 * sizeof(int32_t) * size);
+    OK(ended(one, NULL, call(ALL_REDUCE, there_in, there_out, count, type, op, 0, one, NULL, &named)));
+    for (int i = 0; i < size; i++) counts[i] = next(&state) % 2000;
+    if (rank == odd) {
+      if (kind >= KINDS) counts[varied]++;
+      else if (what == 1) type = ncclFloat32;
+      else if (what == 2 && reduces(kind)) op = ncclMax;
+      else if (what == 2 && has_root) root = (root + 1) % size;
+      else if (what == 3) kind = other_kind;
+      else if (what == 4) named = (ncclCollConfig_t)NCCL_COLLCONFIG_INITIALIZER;
+      else count++;
+    }
+    ncclResult_t result;
+    if (kind == ALL_GATHER_V)
+      result = strataAllGatherVConfig(there_in, there_out, counts, NULL, type, one, NULL, &named);
+    else if (kind == REDUCE_SCATTER_V)
+      result = strataReduceScatterVConfig(there_in, there_out, counts, NULL, type, op, one, NULL, &named);
+    else
+      result = call(kind, there_in, there_out, count, type, op, root, one, NULL, &named);
+    result = ended(one, NULL, result);
+    if (result == ncclSuccess) printf("seed %u, rank %d: no error\n", seed, rank);
+    CHECK(result != ncclSuccess);
+    ncclCommAbort(one);
+    /* Who aborts early is not to be what the others' errors are about. */
+    OK(ended(comm, NULL, call(ALL_REDUCE, there_in, there_out, 1, ncclInt32, ncclSum, 0, comm, NULL, NULL)));
+  }
+  if (rank == 0) printf("%u calls that differ failed on all ranks\n", to - from);
+}
+
+static void sizes(ncclComm_t comm, unsigned seed) {
+  enum { LONGEST = 3000 };
+  unsigned state = seed;
+  size_t table[RANKS][RANKS], sent[RANKS], received[RANKS];
+  for (int i = 0; i < size; i++)
+    for (int j = 0; j < size; j++) table[i][j] = next(&state) % 4 ? next(&state) % LONGEST : 0;
+  int kind = ALL_TO_ALL_V + next(&state) % 3, root = next(&state) % size, giver = next(&state) % size, taker = next(&state) % size;
+  if (kind == GATHER_V) taker = root;
+  if (kind == SCATTER_V) giver = root;
+  int32_t *out = (int32_t*)mine, *in = (int32_t*)given;
+  for (int i = 0; i < size; i++) {
+    sent[i] = table[rank][i];
+    received[i] = table[i][rank];
+  }
+  /* One of the two knows it otherwise; with fewer than are expected MPI has no error. */
+  if (next(&state) % 2) sent[taker] += rank == giver;
+  else received[giver] += rank == taker;
+  size_t places = 0;
+  for (int i = 0; i < size; i++)
+    for (size_t j = 0; j < sent[i]; j++) in[places++] = rank;
+  ncclCollConfig_t named = NCCL_COLLCONFIG_INITIALIZER;
+  named.algSelection = algorithm;
+  ncclComm_t beside = beside_of(comm);
+  put(there_in, in, places * sizeof *in);
+  ncclResult_t result;
+  if (kind == ALL_TO_ALL_V)
+    result = strataAllToAllVConfig(there_in, sent, NULL, there_out, received, NULL, ncclInt32, comm, NULL, &named);
+  else if (kind == GATHER_V)
+    result = strataGatherVConfig(there_in, sent[root], there_out, received, NULL, ncclInt32, root, comm, NULL, &named);
+  else
+    result = strataScatterVConfig(there_in, sent, NULL, there_out, received[root], ncclInt32, root, comm, NULL, &named);
+  result = ended(comm, NULL, result);
+  CHECK(rank != taker || result != ncclSuccess);
+  if (result == ncclSuccess && (kind == ALL_TO_ALL_V || kind == SCATTER_V || rank == root)) {
+    take(out, there_out, sizeof mine / 2);
+    for (int i = 0; i < size; i++)
+      for (size_t j = 0; (kind != SCATTER_V || i == root) && j < received[i]; j++) CHECK(*out++ == i);
+  }
+  printf("rank %d: error %d: %s\n", rank, result, ncclGetLastError(comm));
+  leave_together(comm, beside);
+}
+
 static void idle(ncclComm_t comm) {
   ncclComm_t beside = beside_of(comm);
   ncclResult_t failure = ncclSuccess;
@@ -347,7 +442,7 @@ static void left(ncclComm_t comm) {
 int main(int argc, char** argv) {
   ncclUniqueId id;
   ncclComm_t comm;
-  CHECK(argc == 3);
+  CHECK(argc >= 3);
   setvbuf(stdout, NULL, _IOLBF, 0);
   alarm(150);
   snprintf(algorithm, sizeof algorithm, "provider:%s", argv[1]);
@@ -367,6 +462,8 @@ int main(int argc, char** argv) {
   if (!strcmp(argv[2], "much")) much(comm);
   if (!strcmp(argv[2], "idle")) idle(comm);
   if (!strcmp(argv[2], "left")) left(comm);
+  if (!strcmp(argv[2], "differ")) differ(comm, atoi(argv[3]), atoi(argv[4]));
+  if (!strcmp(argv[2], "sizes")) sizes(comm, atoi(argv[3]));
   OK(ncclCommDestroy(comm));
   return 0;
 }

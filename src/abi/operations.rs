@@ -132,9 +132,8 @@ impl Call {
             (handle, _) => handle?,
         };
         let comm = handle.usable()?;
-        let Some((launch, learned)) = self.checked(comm.clone(), key)? else { return Ok(()) };
-        // No closure, whose frame would be on the stack.
-        if let Some(launch) = group::record(launch, handle.blocking)? {
+        let (launch, learned) = self.recorded(comm.clone(), key, handle.blocking)?;
+        if let Some(launch) = launch {
             launch_one(launch)?;
         }
         if let Some(learned) = learned {
@@ -146,9 +145,20 @@ impl Call {
         Ok(())
     }
 
-    /// The call as it is launched, with what is to be learned of it where it may go faster next time; none where nothing is moved. Apart
-    /// from `check`, whose frame is on the stack while it runs.
+    /// Records the call where a group is open, and else gives it to be launched; with what is to be learned of it where it may go faster
+    /// next time. Apart from `check`, whose frame is on the stack while it runs.
     #[inline(never)]
+    fn recorded(
+        &self,
+        comm: Arc<Comm>,
+        key: Option<Again>,
+        blocking: bool,
+    ) -> Result<(Option<Launch>, Option<Learned>)> {
+        let Some((launch, learned)) = self.checked(comm, key)? else { return Ok((None, None)) };
+        Ok((group::record(launch, blocking)?, learned))
+    }
+
+    /// The call as it is launched; none where nothing is moved.
     fn checked(&self, comm: Arc<Comm>, key: Option<Again>) -> Result<Option<(Launch, Option<Learned>)>> {
         let Checked { root, dtype, reduction, factor_at, stream } =
             checked(&comm, self.root, self.dtype, self.op, self.stream)?;

@@ -291,10 +291,7 @@ impl OperationBatch {
                         tell(&self.comm, engine, &mut self.telling, &mut self.active)?;
                     } else if !self.messages.is_empty() {
                         self.records.begin_messages(&self.comm);
-                        self.active = match engine.begin_independent(std::mem::take(&mut self.messages))? {
-                            Ok(batch) => Active::Independent(batch),
-                            Err(messages) => Active::Messages(engine.begin_messages(messages)),
-                        };
+                        self.active = begin_messages(engine, std::mem::take(&mut self.messages))?;
                     } else {
                         self.followed_messages.clear();
                         return Ok(Progress::Done);
@@ -643,7 +640,18 @@ fn go_on_late(
     Ok(())
 }
 
-/// Begins a collective; false where nothing is to be done now. Who follows it is told how far it is.
+/// Begins sends and receives.
+#[inline(never)]
+fn begin_messages(engine: &mut Engine, messages: Vec<Message>) -> Result<Active> {
+    Ok(match engine.begin_independent(messages)? {
+        Ok(batch) => Active::Independent(batch),
+        Err(messages) => Active::Messages(engine.begin_messages(messages)),
+    })
+}
+
+/// Begins a collective; false where nothing is to be done now. Who follows it is told how far it is. Apart from `poll`, whose frame is on
+/// every call's stack.
+#[inline(never)]
 fn begin(
     comm: &Comm,
     engine: &mut Engine,

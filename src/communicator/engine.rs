@@ -1,9 +1,9 @@
 //! What a communicator runs operations with: its transport, its plans, its scratch memory.
 
-#[path = "engine_counts.rs"]
-mod counts;
 #[path = "engine_prepare.rs"]
 mod prepare;
+#[path = "engine_words.rs"]
+mod words;
 
 use super::again::{Begun, PreparedCalls};
 use super::device::{Device, DeviceHome, DeviceSeat, HostDevice, MakeDevice};
@@ -119,7 +119,7 @@ pub struct Engine {
     explained: std::collections::HashSet<(Collective, u32, String)>,
     lists: RegionLists,
     running: Option<Running>,
-    counting: counts::CountRound,
+    telling: words::WordRound,
     sequence: u64,
     /// That of the last one in which each rank knew its own sizes only; 0: none.
     own_sizes: u64,
@@ -223,7 +223,7 @@ impl Engine {
             explained: Default::default(),
             lists: RegionLists::default(),
             running: None,
-            counting: Default::default(),
+            telling: Default::default(),
             sequence: 0,
             own_sizes: 0,
             independent: None,
@@ -366,10 +366,7 @@ impl Engine {
         let index = self.prepare(call, decision)?;
         self.transport.set_wide(call.loads_unevenly());
         self.transport.call_begins(&|| call.kind());
-        match self.hands_on(call, index) {
-            true => self.begin_counts(call, index)?,
-            false => self.run(call, index)?,
-        }
+        self.begin_prepared(call, index)?;
         self.pace.iter_mut().for_each(|pace| pace.begin(call));
         Ok(true)
     }
@@ -489,7 +486,7 @@ impl Engine {
         let running = self.running.as_ref().ok_or_else(|| Error::Internal("no collective is running".to_string()))?;
         match running.stage {
             CallStage::Runs => {}
-            CallStage::Counts => return self.poll_counts(),
+            CallStage::Words => return self.poll_words(),
             CallStage::Gathers | CallStage::Scatters => return self.poll_moves(),
         }
         let ready = &mut self.recent[running.ready];
@@ -637,7 +634,7 @@ impl Engine {
             return missing;
         }
         self.running.as_ref().map_or_else(Vec::new, |running| match running.stage {
-            CallStage::Counts => self.counting.waiting_for(),
+            CallStage::Words => self.telling.waiting_for(),
             _ => self.recent[running.ready].execution.waiting_for(),
         })
     }
@@ -739,8 +736,7 @@ impl Engine {
         }
     }
 
-    fn program(&mut self, choice: &algorithms::Choice, call: &CollectiveCall, staged: Staged) -> Result<Arc<Program>> {
-        let shape = self.shape(call);
+    fn program(&mut self, choice: &algorithms::Choice, shape: &Shape, staged: Staged) -> Result<Arc<Program>> {
         let key = PlanKey {
             choice: choice.clone(),
             collective: shape.collective,
@@ -752,7 +748,7 @@ impl Engine {
         if let Some(program) = self.programs.get(&key) {
             return Ok(program.clone());
         }
-        let program = Arc::new(Program::new(self.plan(choice, &shape, self.rank, staged)?)?);
+        let program = Arc::new(Program::new(self.plan(choice, shape, self.rank, staged)?)?);
         self.programs.insert(key, program.clone());
         Ok(program)
     }

@@ -114,7 +114,7 @@ impl Engine {
             false => (*segment_bytes, *window),
         };
         let staged = self.staged(call);
-        let program = self.program(&choice, call, staged)?;
+        let program = self.program(&choice, &self.shape(call), staged)?;
         let (segment_bytes, window) = self.segments(&program, &choice, call, weights.as_ref(), wished)?;
         Ok(Box::new(Planned { choice, staged, weights, program, segment_bytes, window }))
     }

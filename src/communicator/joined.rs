@@ -68,8 +68,8 @@ impl Joined {
 /// How far a call is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallStage {
-    /// Ranks tell each other how long the blocks are that they hand on.
-    Counts,
+    /// Ranks tell each other what they make sure of before it, or how long blocks are.
+    Words,
     /// It stands for several, whose data is being brought together.
     Gathers,
     /// It runs, as most calls do from the beginning.

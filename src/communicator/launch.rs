@@ -39,31 +39,44 @@ pub fn launch(batch: Vec<Launch>) -> Result<()> {
 }
 
 /// Launches a single operation.
-pub fn launch_one(mut alone: Launch) -> Result<()> {
+pub fn launch_one(alone: Launch) -> Result<()> {
     if alone.comm.survivors.get().is_some() {
         return lost::launch_alone(alone);
     }
+    let mut here = None;
+    begin_one(alone, &mut here)?;
+    drive(here.as_mut_slice())
+}
+
+/// Launches an operation on its stream, or leaves `here` what this thread is to run: there is one of it on the stack. A function of its own,
+/// so that what it needs of the stack is free again while that runs.
+#[inline(never)]
+fn begin_one(mut alone: Launch, here: &mut Option<OperationBatch>) -> Result<()> {
     alone.go_by_carrier()?;
     admit(std::slice::from_ref(&alone))?;
     let Launch { comm, operation, stream } = alone;
-    let mut run = OperationBatch::new(comm);
+    let run = here.insert(OperationBatch::new(comm));
     run.add(operation)?;
     match stream {
-        StreamRef::Gpu(stream) => {
-            let arrival = device_of(&run.comm)?.arrive(&[stream])?;
-            on_gpu(run, arrival)
-        }
         StreamRef::Null => {
             run.take_turn();
-            drive(std::slice::from_mut(&mut run))
+            Ok(())
         }
-        stream => {
-            let _order = run.comm.numbers.as_ref().map(|_| bundle::order());
-            run.follow(&stream);
-            run.take_turn();
-            run.enqueue(&stream)
-        }
+        stream => here.take().map_or(Ok(()), |run| on_stream(run, stream)),
     }
+}
+
+/// Has an operation run in the order of its stream.
+#[inline(never)]
+fn on_stream(mut run: OperationBatch, stream: StreamRef) -> Result<()> {
+    if let StreamRef::Gpu(stream) = stream {
+        let arrival = device_of(&run.comm)?.arrive(&[stream])?;
+        return on_gpu(run, arrival);
+    }
+    let _order = run.comm.numbers.as_ref().map(|_| bundle::order());
+    run.follow(&stream);
+    run.take_turn();
+    run.enqueue(&stream)
 }
 
 /// Has an operation run on its communicator's thread, in the order of the driver's streams.

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 const MPI_TOO: (&str, &str) = ("STRATA_PROVIDERS", "mpi");
+/// MPI has each call at once.
+const UNCHECKED: (&str, &str) = ("STRATA_PROVIDER_CHECK", "0");
 
 /// The settings of collectives whose blocks may differ in size.
 const VECTORED: [&str; 5] = [
@@ -37,6 +39,16 @@ fn run(mpi: &Mpi, n: usize, what: &str, vars: &[(&str, &str)]) -> String {
     mpi.run(n, "exec \"$@\"", &[program.to_str().unwrap(), "mpi", what], vars)
 }
 
+/// What ranks say of which MPI may not be finalised, which launchers take for a failure: what they say counts.
+fn said_by(mpi: &Mpi, n: usize, script: &str, vars: &[(&str, &str)]) -> String {
+    let job = mpi.start(n, &[], script, &[program().to_str().unwrap()], vars);
+    let end = Instant::now() + LIMIT;
+    let next = || job.lines.recv_timeout(end.saturating_duration_since(Instant::now())).ok();
+    let said = std::iter::from_fn(next).collect::<Vec<String>>().join("\n");
+    assert!(Instant::now() < end, "{said}");
+    said
+}
+
 /// Where each rank has a soft GPU of this driver, on which its data is.
 fn on_gpus(driver: &'static str) -> [(&'static str, String); 3] {
     let dir = if driver == "hip" { soft::hip_dir() } else { soft::cuda_dir() };
@@ -56,7 +68,7 @@ fn on_gpus_every_collective_type_and_operation_is_right_and_a_rank_that_does_not
             assert!(said.contains(done), "{driver}\n{said}");
             assert!(said.contains("-> provider:mpi, 1 segment"), "{driver}: it was not used\n{said}");
         }
-        one_does_not_come(mpi, "idle", &place, "provider mpi has not completed it");
+        one_does_not_come(mpi, "idle", &[&place[..], &[UNCHECKED]].concat(), "provider mpi has not completed it");
     }
 }
 
@@ -124,14 +136,8 @@ fn blocks_of_different_sizes_arrive_by_mpi_s_own_collectives_of_such() {
 #[test]
 fn blocks_of_different_sizes_beyond_mpi_s_counts_fail_on_all_ranks_with_the_reason() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
-    let program = program();
     let vars = [MPI_TOO, ("STRATA_TIMEOUT_MS", "60000"), ("STRATA_INTER", "tcp")];
-    // MPI cannot be finalised then, which launchers take for a failure: what ranks say counts.
-    let job = mpi.start(3, &[], "exec \"$1\" mpi much", &[program.to_str().unwrap()], &vars);
-    let end = Instant::now() + LIMIT;
-    let next = || job.lines.recv_timeout(end.saturating_duration_since(Instant::now())).ok();
-    let said = std::iter::from_fn(next).collect::<Vec<String>>().join("\n");
-    assert!(Instant::now() < end, "{said}");
+    let said = said_by(mpi, 3, "exec \"$1\" mpi much", &vars);
     assert_eq!(said.lines().filter(|line| line.contains(": error ")).count(), 3, "{said}");
     assert!(said.contains("rank 0 has 3221225472 bytes, and 2147483647 are the most that it takes"), "{said}");
 }
@@ -150,27 +156,46 @@ fn without_a_plugin_it_is_left_out_with_one_line_and_calls_that_name_it_are_refu
 #[test]
 fn a_rank_that_does_not_come_fails_the_others_in_time_and_the_error_names_the_provider() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
-    one_does_not_come(mpi, "idle", &[], "provider mpi has not completed it");
+    one_does_not_come(mpi, "idle", &[UNCHECKED], "provider mpi has not completed it");
+    one_does_not_come(mpi, "idle", &[], "rank 2 has not made this call");
 }
 
 /// What a rank does to leave is no part of the others' call, which would have a result without it.
 #[test]
 fn a_rank_that_has_left_in_order_fails_the_others_call() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    one_does_not_come(mpi, "left", &[UNCHECKED], "rank 2 has left");
     one_does_not_come(mpi, "left", &[], "rank 2 has left");
+}
+
+/// MPI would give some ranks wrong data, and no error.
+#[test]
+fn a_call_that_one_rank_makes_otherwise_fails_on_all_ranks_before_mpi_has_it() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    for (n, inter, seeds) in [(4, "tcp", "0 16"), (3, "mpi", "100 116"), (2, "tcp", "200 208")] {
+        let said = said_by(mpi, n, &format!("exec \"$1\" mpi differ {seeds}"), &[MPI_TOO, ("STRATA_INTER", inter)]);
+        assert!(said.contains("calls that differ failed on all ranks"), "{said}");
+    }
+}
+
+/// Where no rank knows all sizes: MPI has no error for fewer elements than are expected.
+#[test]
+fn sizes_that_two_ranks_know_differently_are_an_error_of_who_expects_others() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    for seed in 0..5 {
+        let (n, inter) = if seed % 2 == 0 { (4, "tcp") } else { (3, "mpi") };
+        let said =
+            said_by(mpi, n, &format!("exec \"$1\" mpi sizes {seed}"), &[MPI_TOO, ("STRATA_INTER", inter)]);
+        assert_eq!(said.lines().filter(|line| line.contains(": error ")).count(), n, "{said}");
+        assert!(said.contains("which expects "), "{said}");
+    }
 }
 
 /// The last one of three ranks does something else, and the others' calls fail with these words.
 fn one_does_not_come(mpi: &Mpi, instead: &str, place: &[(&str, &str)], words: &str) {
-    let program = program();
     let script = format!("if [ $RANK = 2 ]; then exec \"$1\" mpi {instead}; fi; exec \"$1\" mpi once");
     let vars = [place, &[MPI_TOO, ("STRATA_TIMEOUT_MS", "3000"), ("STRATA_INTER", "tcp")]].concat();
-    // MPI cannot be finalised then, which launchers take for a failure: what ranks say counts.
-    let job = mpi.start(3, &[], &script, &[program.to_str().unwrap()], &vars);
-    let end = Instant::now() + LIMIT;
-    let next = || job.lines.recv_timeout(end.saturating_duration_since(Instant::now())).ok();
-    let said = std::iter::from_fn(next).collect::<Vec<String>>().join("\n");
-    assert!(Instant::now() < end, "{said}");
+    let said = said_by(mpi, 3, &script, &vars);
     let errors: Vec<&str> = said.lines().filter(|line| line.contains(": error ")).collect();
     assert!(errors.len() == 2 && errors.iter().any(|line| line.contains(words)), "{said}");
 }
