@@ -10,6 +10,7 @@ import functools
 import importlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -34,10 +35,16 @@ class Outcome:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens on, and that the system, where its range is the usual one, gives to no connection before it is used."""
+    first_of_system = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(10000, max(first_of_system, 20000))
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 @functools.cache

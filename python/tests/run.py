@@ -27,6 +27,10 @@ class Result(unittest.TestResult):
         # Rust's own lines end with the word.
         print(f"# {seconds:.1f} s")
         print(f"test {test.id()} ... {word}", flush=True)
+        for _, text in (self.failures + self.errors)[-1:] if word == "FAILED" else []:
+            # Behind that line, where scripts/check looks: what was raised, by ranks first.
+            raised = [line for line in text.splitlines() if "Error" in line] or text.splitlines()
+            print(*("# " + line[:400] for line in raised[:4]), sep="\n", flush=True)
         super().stopTest(test)
 
     _seen = 0

@@ -1,5 +1,6 @@
 //! The built library, and C programs compiled against it.
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,6 +33,19 @@ pub fn signal(name: &str, id: u32) -> bool {
     let mut shell = Command::new("sh");
     shell.args(["-c", "kill -s \"$1\" \"$2\"", "sh", name, &id.to_string()]);
     shell.status().is_ok_and(|status| status.success())
+}
+
+/// A port on which nobody listens, below those that the system gives to connections: they would take one that was free a moment ago.
+#[allow(dead_code)]
+pub fn free_port() -> u16 {
+    static ASKED: AtomicUsize = AtomicUsize::new(0);
+    loop {
+        let number = 97 * std::process::id() as usize + ASKED.fetch_add(1, Ordering::Relaxed);
+        let port = 10_000 + (number % 20_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Runs a command to its end within a limit; its output, if it succeeded.

@@ -118,8 +118,7 @@ fn play() {
     with_communicator(Comm::unique_id().expect("an id"), 1, |found| {
         assert_eq!(found, service, "one node needs no transport between nodes");
     });
-    // A port that was free a moment ago.
-    let fixed = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a port");
+    let fixed = SocketAddr::from(([127, 0, 0, 1], crate::built::free_port()));
     let id = UniqueId::from_address(&fixed.to_string(), "a key").expect("an id");
     std::thread::scope(|scope| {
         scope.spawn(|| member(id, 0, 1).destroy().expect("it ends well"));

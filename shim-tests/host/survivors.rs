@@ -1,9 +1,8 @@
 //! Ranks that die or are stopped, and the others that go on without them. A C program makes processes, kills some by a seed, and
 //! looks that all that are left have the same contributors in every result.
 
-use crate::built::{checked, library_dir, root, run_with, Compiler};
+use crate::built::{checked, free_port, library_dir, root, run_with, Compiler};
 use crate::soft;
-use std::net::TcpListener;
 use std::process::{Command, Stdio};
 
 #[test]
@@ -81,7 +80,7 @@ fn queued_calls_wait_for_a_rank_that_does_not_come_once() {
 /// What the ranks of the example that come to their end print.
 fn train(program: &std::path::Path, ends: Option<(&str, &str)>) -> String {
     const RANKS: usize = 4;
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let start = |rank: usize| {
         let mut command = Command::new("timeout");
         command.args(["-s", "KILL", "120"]).arg(program);

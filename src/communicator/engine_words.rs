@@ -98,7 +98,7 @@ impl Engine {
         let words = [0, bytes].map(|at| scratch.part(layout.scratch_bytes() + at, bytes));
         let blocks = call.blocks.iter().filter(|_| call.has_own_sizes()).flat_map(|blocks| blocks.input());
         let said: Vec<u8> = blocks.flat_map(|block| (block.count as u64).to_ne_bytes()).collect();
-        self.host.write(words[0], &said);
+        self.host.write(words[0].part(0, said.len()), &said);
         self.telling.words = Some(words);
         let limit_ns = self.limit_ns();
         self.telling.execution.begin(program, layout, 1, limit_ns);

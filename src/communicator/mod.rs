@@ -319,15 +319,16 @@ impl CollectiveCall {
     /// What all ranks must agree on.
     fn summary(&self) -> CallSummary {
         let CollectiveCall { collective, count, dtype, reduction, root, .. } = *self;
+        let provider = self.decision.as_ref().and_then(|decision| decision.provider());
         if let Some(joined) = &self.joined {
-            return joined.summary;
+            return joined.summary.by_provider(provider);
         }
         let call = match (&self.blocks, self.known_sizes()) {
             (None, _) => CallSummary::new(collective, count, dtype, reduction, root),
             (Some(_), sizes) => CallSummary::vectored(collective, sizes, dtype, reduction, root),
         };
         let code = self.decision.as_ref().and_then(|decision| decision.code());
-        call.in_code(code).with_residual(self.keeps_residual())
+        call.in_code(code).with_residual(self.keeps_residual()).by_provider(provider)
     }
 
     /// Whether what coding leaves out is kept.

@@ -17,7 +17,8 @@ const OPERATIONS: [&str; 10] =
 const SEND: u64 = 0xff;
 
 /// What all ranks of a collective must agree on, in two words: the elements; and the collective, the type, the operation (a byte
-/// each), whether blocks differ in size (half a byte), the code (three bits), whether there is a residual (a bit), and the root.
+/// each), whether blocks differ in size (half a byte), the code (three bits), whether there is a residual (a bit), the root (three bytes),
+/// and who carries it out, if that is a provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CallSummary(pub [u64; 2]);
 
@@ -54,7 +55,10 @@ const KNOWN_SIZES: u64 = 1;
 const OWN_SIZES: u64 = 2;
 /// Several calls of one group; and in the place of the root, if they have several.
 const JOINED: u64 = 3;
-const SEVERAL_ROOTS: u32 = u32::MAX;
+const SEVERAL_ROOTS: u32 = ROOT_BITS as u32;
+const ROOT_BITS: u64 = 0xff_ffff;
+/// Where a byte of the digest of a provider's name is, and never 0; 0 where Strata itself carries a call out.
+const PROVIDER_AT: u32 = 56;
 /// The half byte of these; where the code is after it, one more than its place among all, 0 for none; and its bits.
 const HALF_BYTE: u64 = 0xf;
 const CODE_AT: u32 = 28;
@@ -116,6 +120,18 @@ impl CallSummary {
         CallSummary([count, if has_residual { rest | RESIDUAL } else { rest }])
     }
 
+    /// The same call, carried out by a provider or not.
+    pub fn by_provider(self, name: Option<&str>) -> CallSummary {
+        let CallSummary([count, rest]) = self;
+        let digest = |name: &str| (Digest::new("provider").text(name).value() % 0xff) as u64 + 1;
+        CallSummary([count, rest | name.map_or(0, digest) << PROVIDER_AT])
+    }
+
+    fn provider(self) -> u64 {
+        let [_, rest] = self.0;
+        if self.receiver().is_none() { rest >> PROVIDER_AT } else { 0 }
+    }
+
     /// The code, if it has one.
     pub fn code(self) -> Option<FloatCode> {
         let [_, rest] = self.0;
@@ -123,11 +139,17 @@ impl CallSummary {
         FloatCode::ALL.get(place as usize).copied()
     }
 
-    /// The call in words beside another one, from which it may differ in its code alone.
+    /// The call in words beside another one, from which it may differ in its code alone, or in who carries it out.
     pub fn beside(self, other: CallSummary) -> String {
-        match (self.code(), other.code()) {
+        let text = match (self.code(), other.code()) {
             (None, Some(_)) if self.receiver().is_none() => format!("{self} without a code"),
             _ => self.to_string(),
+        };
+        match (self.provider(), other.provider()) {
+            (mine, theirs) if mine == theirs || self.receiver().is_some() => text,
+            (0, _) => text + " by no provider",
+            (_, 0) => text + " by a provider",
+            _ => text + " by another provider",
         }
     }
 
@@ -197,10 +219,11 @@ impl fmt::Display for CallSummary {
         if collective.reduces() {
             write!(f, " ({operation})")?;
         }
-        if collective.has_root() && (rest >> 32) as u32 == SEVERAL_ROOTS {
+        let root = (rest >> 32 & ROOT_BITS) as u32;
+        if collective.has_root() && root == SEVERAL_ROOTS {
             f.write_str(" with several roots")?;
         } else if collective.has_root() {
-            write!(f, " with root {}", rest >> 32)?;
+            write!(f, " with root {root}")?;
         }
         if let Some(code) = self.code() {
             write!(f, " in {}", code.name())?;
@@ -259,6 +282,21 @@ mod tests {
         let text = sizes.in_code(Some(FloatCode::Int8)).to_string();
         assert!(text.starts_with("all_gather of blocks of 7 float together (digest of") && text.ends_with(" in int8"));
         assert_eq!(CallSummary::send(5, Rank(0xffff_ffff)).code(), None);
+    }
+
+    #[test]
+    fn a_call_that_a_provider_carries_out_on_some_ranks_is_told_apart() {
+        let call = CallSummary::new(Collective::Broadcast, 6, DataType::I8, None, Rank(70_000));
+        let [mpi, other] = ["mpi", "other"].map(|name| call.by_provider(Some(name)));
+        assert!(call.by_provider(None) == call && mpi != call && mpi != other);
+        let text = "broadcast of 6 int8 with root 70000";
+        assert_eq!((mpi.to_string().as_str(), mpi.beside(mpi).as_str()), (text, text));
+        assert_eq!(call.beside(mpi), format!("{text} by no provider"));
+        assert_eq!(mpi.beside(call), format!("{text} by a provider"));
+        assert_eq!(mpi.beside(other), format!("{text} by another provider"));
+        let sum = Some(Reduction::new(RedOp::Sum, DataType::F32, 3));
+        let sum = CallSummary::new(Collective::AllReduce, 5, DataType::F32, sum, Rank(0));
+        assert!(sum.all_reduce(3).is_some() && sum.by_provider(Some("mpi")).all_reduce(3).is_none());
     }
 
     #[test]

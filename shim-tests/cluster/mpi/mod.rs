@@ -96,7 +96,7 @@ const PLACE: &str = "RANK=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; WORLD_SIZE=${OMPI_
 impl Mpi {
     /// Starts `n` ranks, on nodes of 1, 2, 2, ... ranks. Each runs `script` with these arguments.
     fn start(&self, n: usize, options: &[&str], script: &str, arguments: &[&str], vars: &[(&str, &str)]) -> Job {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = built::free_port();
         let mut command = Command::new(&self.mpiexec);
         let folder = tempfile::tempdir().unwrap();
         command.env("TMPDIR", folder.path());
