@@ -30,6 +30,7 @@ use super::{Endpoint, Exchange, Opener, Probe, Site, TransportKind};
 use crate::carrier::{Carrier, Inter};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::fork::PerProcess;
 use crate::log::Level;
 use crate::topo::export::{export_nic, MpiJob, MpiLibrary};
 use crate::topo::interface::{self, Filter};
@@ -41,7 +42,7 @@ use capabilities::{decide, Capabilities, LauncherEnv};
 use endpoint::MpiEndpoint;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::{Duration, Instant};
 use together::together;
 use worker::{Addresses, MpiLink, MpiWorker, NewComm};
@@ -146,8 +147,13 @@ fn retire() {
     }
 }
 
-/// Finalises MPI if we initialised it. Called while the process exits.
+/// Finalises MPI if we initialised it. Called while the process exits, by each of the handlers; the first one does it.
 fn leave() {
+    static LEFT: PerProcess<Once> = PerProcess::new(Once::new);
+    LEFT.get().call_once(finalize);
+}
+
+fn finalize() {
     let Ok(worker) = WORKER.try_lock() else { return };
     let Some((_, worker)) = worker.as_ref().filter(|(pid, _)| *pid == std::process::id()) else { return };
     // The other ranks may be busy for long after this one has ended, and a launcher takes an end without
