@@ -330,7 +330,7 @@ impl Comm {
         shared_polls: u32,
         mut poll: impl FnMut(&mut Engine) -> ShortResult<Started>,
     ) -> ShortResult<Started> {
-        let is_alone = !engine.transport().shares_processor();
+        let is_alone = !engine.transport().shares_among_ranks();
         let limit = Duration::from_micros(self.config.spin_us);
         let mut since = None;
         loop {

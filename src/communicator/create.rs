@@ -711,7 +711,7 @@ impl Meeting<'_> {
     /// where all would rather have the kernel read a long part than copy it, from how many bytes on an operation bypasses the
     /// cache of one of them: each may know something else of its machine.
     fn last_round(&mut self, engine: &mut Option<Engine>) -> Result<(bool, Option<usize>)> {
-        let shares = engine.as_mut().is_some_and(|engine| engine.transport().shares_processor());
+        let shares = engine.as_mut().is_some_and(|engine| engine.transport().shares_among_ranks());
         let has_board = self.nranks == 2 && engine.as_ref().is_some_and(Engine::has_board);
         let lends = has_board && !shares && Rates::get().lends(LONG_BYTES, 1);
         let stream = if lends { stream_bytes() as u64 } else { 0 };

@@ -129,7 +129,11 @@ impl CallSummary {
 
     fn provider(self) -> u64 {
         let [_, rest] = self.0;
-        if self.receiver().is_none() { rest >> PROVIDER_AT } else { 0 }
+        if self.receiver().is_none() {
+            rest >> PROVIDER_AT
+        } else {
+            0
+        }
     }
 
     /// The code, if it has one.

@@ -307,6 +307,11 @@ pub trait Endpoint: Send + std::fmt::Debug {
         None
     }
 
+    /// Whether a thread of this process carries the messages, which wants a processor while the rank waits.
+    fn has_thread(&self) -> bool {
+        false
+    }
+
     /// Blocks until there is something to poll for, the rank is woken ([`Wakeups`]), or for `limit`.
     fn wait(&mut self, limit: Duration) -> Result<()>;
 
@@ -366,8 +371,8 @@ pub trait Transport: Send {
         false
     }
 
-    /// Whether this rank shares its processors with other ranks of the node, so that it should give way early when it waits.
-    /// Where others compute on them, it may share the one on which it is just now.
+    /// Whether this rank shares its processors with other ranks of the node, or with a thread that it waits for, so that it should give way
+    /// early when it waits. Where others compute on them, it may share the one on which it is just now.
     fn shares_processor(&self) -> bool {
         true
     }

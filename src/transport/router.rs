@@ -132,6 +132,11 @@ impl Router {
         Waker::new(self.wakeups.clone())
     }
 
+    /// Whether this rank shares its processors with other ranks of the node.
+    pub fn shares_among_ranks(&self) -> bool {
+        self.shm.shares_processor(self.on_busy_processors())
+    }
+
     /// Opens the providers that rank 0's settings name; what all ranks know of them. All ranks call it together.
     pub fn open_providers(&mut self, site: &Site<'_>, exchange: &mut dyn Exchange) -> Result<CommProviders> {
         let (providers, known) = provider::open(site, &self.wakeups, exchange)?;
@@ -338,7 +343,9 @@ impl Transport for Router {
     }
 
     fn shares_processor(&self) -> bool {
-        self.shm.shares_processor(self.on_busy_processors())
+        let has_thread =
+            || self.providers.has_thread() || self.network.as_ref().is_some_and(|network| network.has_thread());
+        self.shares_among_ranks() || self.shm.shares_with_threads() && has_thread()
     }
 
     fn on_busy_processors(&self) -> bool {

@@ -186,8 +186,7 @@ fn sizes_that_two_ranks_know_differently_are_an_error_of_who_expects_others() {
     for seed in 0..5 {
         // Ranks without an error are in MPI's call, which does not end, so they meet over TCP.
         let n = 3 + seed % 2;
-        let said =
-            said_by(mpi, n, &format!("exec \"$1\" mpi sizes {seed}"), &[MPI_TOO, ("STRATA_INTER", "tcp")]);
+        let said = said_by(mpi, n, &format!("exec \"$1\" mpi sizes {seed}"), &[MPI_TOO, ("STRATA_INTER", "tcp")]);
         assert_eq!(said.lines().filter(|line| line.contains(": error ")).count(), n, "{said}");
         assert!(said.contains("which expects "), "{said}");
     }

@@ -308,6 +308,10 @@ impl CollectiveProvider for MpiProvider {
         true
     }
 
+    fn has_thread(&self) -> bool {
+        true
+    }
+
     fn has_news(&self) -> bool {
         self.link.has_events()
     }

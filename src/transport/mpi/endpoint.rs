@@ -165,6 +165,10 @@ impl MpiEndpoint {
 }
 
 impl Endpoint for MpiEndpoint {
+    fn has_thread(&self) -> bool {
+        true
+    }
+
     fn takes_device_memory(&self) -> DeviceMemory {
         let (kinds, _) = self.device_memory;
         // Shorter messages travel with their header, which is put together by the host.

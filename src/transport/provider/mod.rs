@@ -121,6 +121,11 @@ pub trait CollectiveProvider: Send + fmt::Debug {
         false
     }
 
+    /// Whether a thread of this process carries its calls out, which wants a processor while the rank waits.
+    fn has_thread(&self) -> bool {
+        false
+    }
+
     /// Where it wakes: whether there may be something to see that no test has seen.
     fn has_news(&self) -> bool {
         false
@@ -415,6 +420,11 @@ impl Providers {
     /// Whether a call is under way whose end wakes nobody.
     pub fn must_be_polled(&self) -> bool {
         self.running.as_ref().is_some_and(|running| !self.all[running.place].provider.wakes())
+    }
+
+    /// Whether a call is under way that a thread of this process carries out.
+    pub fn has_thread(&self) -> bool {
+        self.running.as_ref().is_some_and(|running| self.all[running.place].provider.has_thread())
     }
 
     /// Whether a poll may show something.

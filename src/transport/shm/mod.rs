@@ -318,6 +318,11 @@ impl Shm {
         self.sharing.shares() || are_busy && processors::waits_beside(&self.segment, self.local)
     }
 
+    /// Whether it does where each rank waits for a thread of its process.
+    pub fn shares_with_threads(&self) -> bool {
+        self.sharing.shares_with_threads()
+    }
+
     /// Tells and asks that anew, where it was long ago.
     pub fn refresh_sharing(&mut self) {
         self.sharing.refresh(&self.segment, self.local);

@@ -2,7 +2,8 @@
 //!
 //! Each rank tells in the node's segment on which processors it may run (its affinity) and how many of them it may use (its
 //! cgroup's quota). A rank has a processor of its own where the ranks that may run on its processors, and on those that these
-//! may run on, and so on, are no more than these processors.
+//! may run on, and so on, are no more than these processors. Where a thread of each rank's process carries messages, as MPI's does, that
+//! thread wants a processor, too, while ranks wait for it.
 //!
 //! A rank that yields gets its processor back at once where nobody else wants it, after the others' turns where ranks share
 //! it, and after a time slice where somebody computes. The last two are told apart by a note that each rank makes when it
@@ -43,25 +44,34 @@ pub fn tell(segment: &Segment, local: usize) {
 pub fn can_publish_lightly(segment: &Segment) -> bool {
     let places = places(segment);
     let can_fence = |local: usize| segment.place(local).fences.0.load(Relaxed) != 0;
-    (0..segment.ranks()).all(|local| can_fence(local) && !shares(&places, local))
+    (0..segment.ranks()).all(|local| can_fence(local) && !shares(&places, local, 1))
 }
 
 /// Whether a rank shares its processors.
 #[derive(Debug)]
 pub struct Sharing {
     shares: bool,
+    /// The same, with a thread beside each rank.
+    shares_with_threads: bool,
     told: Instant,
 }
 
 impl Sharing {
     /// What all ranks of the node have told.
     pub fn new(segment: &Segment, local: usize) -> Sharing {
-        Sharing { shares: shares(&places(segment), local), told: Instant::now() }
+        let places = places(segment);
+        let [shares, shares_with_threads] = [1, 2].map(|threads| shares(&places, local, threads));
+        Sharing { shares, shares_with_threads, told: Instant::now() }
     }
 
     /// Whether it does.
     pub fn shares(&self) -> bool {
         self.shares
+    }
+
+    /// Whether it does where each rank waits for a thread of its process.
+    pub fn shares_with_threads(&self) -> bool {
+        self.shares_with_threads
     }
 
     /// Tells it anew, and looks at what others have told, if that was long ago.
@@ -86,8 +96,8 @@ fn number(processors: &Processors) -> usize {
 }
 
 /// Whether the ranks that may come to run where rank `me` may are more than the processors, by each rank's processors and how
-/// many of them it may use.
-fn shares(places: &[(Processors, usize)], me: usize) -> bool {
+/// many of them it may use; each rank with so many threads.
+fn shares(places: &[(Processors, usize)], me: usize, threads: usize) -> bool {
     let Some(&(mut reached, _)) = places.get(me) else { return true };
     let touches =
         |reached: &Processors, processors: &Processors| reached.iter().zip(processors).any(|(a, b)| a & b != 0);
@@ -105,7 +115,7 @@ fn shares(places: &[(Processors, usize)], me: usize) -> bool {
     // Quotas of one cgroup count for its ranks together, and nothing tells whose cgroup is whose.
     let quota = there().filter(|(processors, most)| *most < number(processors)).map(|&(_, most)| most).min();
     let ranks = there().count();
-    ranks == 0 || ranks > number(&reached).min(quota.unwrap_or(usize::MAX))
+    ranks == 0 || ranks * threads > number(&reached).min(quota.unwrap_or(usize::MAX))
 }
 
 /// Notes on which processor this rank waits now; whether another rank waited last on the same one. Where others compute, the
@@ -221,8 +231,9 @@ mod tests {
             processors.iter().for_each(|processor| bits[processor / 64] |= 1 << (processor % 64));
             (bits, processors.len())
         };
-        let all =
-            |places: &[(Processors, usize)]| -> Vec<bool> { (0..places.len()).map(|me| shares(places, me)).collect() };
+        let all = |places: &[(Processors, usize)]| -> Vec<bool> {
+            (0..places.len()).map(|me| shares(places, me, 1)).collect()
+        };
         assert_eq!(all(&[on(&[0, 1]), on(&[0, 1])]), [false, false]);
         assert_eq!(all(&[on(&[0]), on(&[1])]), [false, false], "each is bound to one");
         assert_eq!(all(&[on(&[0]), on(&[0]), on(&[1])]), [true, true, false]);
@@ -231,6 +242,8 @@ mod tests {
         let quota = |places: (Processors, usize)| (places.0, 1);
         assert_eq!(all(&[quota(on(&[0, 1])), quota(on(&[0, 1]))]), [true, true], "a quota of one processor");
         assert_eq!(all(&[([0; PROCESSORS / 64], 0)]), [true], "nothing is known");
+        let bound = [on(&[0]), on(&[1, 2])];
+        assert_eq!([0, 1].map(|me| shares(&bound, me, 2)), [true, false], "a thread beside each rank");
     }
 
     #[test]
