@@ -8,8 +8,8 @@
      idle   nothing, until the communicator has failed
      left   nothing: leaves the communicator in order, before the others' call
      differ FROM TO  for each seed a communicator and a call that one rank makes otherwise, which fails on all ranks
-     sizes SEED      one all-to-all, gather or scatter of which two ranks know different sizes: who expects others than come has an error, and
-                     who has none has the right data */
+     sizes FROM TO   for each seed an all-to-all, gather or scatter of which two ranks know different sizes, or one rank another type, root or
+                     collective: it fails on all ranks */
 #include "places.h"
 
 #include <stdint.h>
@@ -386,49 +386,55 @@ static void differ(ncclComm_t comm, unsigned from, unsigned to) {
   if (rank == 0) printf("%u calls that differ failed on all ranks\n", to - from);
 }
 
-static void sizes(ncclComm_t comm, unsigned seed) {
-  enum { LONGEST = 3000 };
-  unsigned state = seed * 2654435761u;
-  size_t table[RANKS][RANKS], sent[RANKS], received[RANKS];
-  for (int i = 0; i < size; i++)
-    for (int j = 0; j < size; j++) table[i][j] = next(&state) % 4 ? next(&state) % LONGEST : 0;
-  int kind = ALL_TO_ALL_V + next(&state) % 3, root = next(&state) % size, giver = next(&state) % size, taker = next(&state) % size;
-  if (kind == GATHER_V) taker = root;
-  if (kind == SCATTER_V) giver = root;
-  /* What a rank has for itself it knows alone. */
-  if (giver == taker && kind == SCATTER_V) taker = (giver + 1) % size;
-  else if (giver == taker) giver = (taker + 1) % size;
-  int32_t *out = (int32_t*)mine, *in = (int32_t*)given;
-  for (int i = 0; i < size; i++) {
-    sent[i] = table[rank][i];
-    received[i] = table[i][rank];
-  }
-  /* One of the two knows it otherwise; with fewer than are expected MPI has no error. */
-  if (next(&state) % 2) sent[taker] += rank == giver;
-  else received[giver] += rank == taker;
-  size_t places = 0;
-  for (int i = 0; i < size; i++)
-    for (size_t j = 0; j < sent[i]; j++) in[places++] = rank;
-  ncclCollConfig_t named = NCCL_COLLCONFIG_INITIALIZER;
-  named.algSelection = algorithm;
-  ncclComm_t beside = beside_of(comm);
-  put(there_in, in, places * sizeof *in);
-  ncclResult_t result;
+static ncclResult_t own_sizes(int kind, const size_t* sent, const size_t* received, ncclDataType_t type, int root, ncclComm_t comm,
+                              ncclCollConfig_t* named) {
   if (kind == ALL_TO_ALL_V)
-    result = strataAllToAllVConfig(there_in, sent, NULL, there_out, received, NULL, ncclInt32, comm, NULL, &named);
-  else if (kind == GATHER_V)
-    result = strataGatherVConfig(there_in, sent[root], there_out, received, NULL, ncclInt32, root, comm, NULL, &named);
-  else
-    result = strataScatterVConfig(there_in, sent, NULL, there_out, received[root], ncclInt32, root, comm, NULL, &named);
-  result = ended(comm, NULL, result);
-  CHECK(rank != taker || result != ncclSuccess);
-  if (result == ncclSuccess && (kind == ALL_TO_ALL_V || kind == SCATTER_V || rank == root)) {
-    take(out, there_out, sizeof mine / 2);
+    return strataAllToAllVConfig(there_in, sent, NULL, there_out, received, NULL, type, comm, NULL, named);
+  if (kind == GATHER_V) return strataGatherVConfig(there_in, sent[root], there_out, received, NULL, type, root, comm, NULL, named);
+  return strataScatterVConfig(there_in, sent, NULL, there_out, received[root], type, root, comm, NULL, named);
+}
+
+static void sizes(ncclComm_t comm, unsigned from, unsigned to) {
+  enum { LONGEST = 3000 };
+  for (unsigned seed = from; seed < to; seed++) {
+    unsigned state = seed * 2654435761u;
+    size_t table[RANKS][RANKS], sent[RANKS], received[RANKS];
     for (int i = 0; i < size; i++)
-      for (size_t j = 0; (kind != SCATTER_V || i == root) && j < received[i]; j++) CHECK(*out++ == i);
+      for (int j = 0; j < size; j++) table[i][j] = next(&state) % 4 ? next(&state) % LONGEST : 0;
+    int kind = ALL_TO_ALL_V + next(&state) % 3, root = next(&state) % size, giver = next(&state) % size, taker = next(&state) % size;
+    int odd = next(&state) % size, what = next(&state) % 6;
+    if (kind == GATHER_V) taker = root;
+    if (kind == SCATTER_V) giver = root;
+    /* What a rank has for itself it knows alone. */
+    if (giver == taker && kind == SCATTER_V) taker = (giver + 1) % size;
+    else if (giver == taker) giver = (taker + 1) % size;
+    for (int i = 0; i < size; i++) {
+      sent[i] = table[rank][i];
+      received[i] = table[i][rank];
+    }
+    ncclDataType_t type = ncclInt32;
+    ncclCollConfig_t named = NCCL_COLLCONFIG_INITIALIZER;
+    named.algSelection = algorithm;
+    ncclComm_t one;
+    OK(ncclCommSplit(comm, 0, rank, &one, NULL));
+    put(there_in, given, sizeof given / 2);
+    OK(ended(one, NULL, own_sizes(kind, sent, received, type, root, one, &named)));
+    /* With fewer than are expected MPI has no error. */
+    if (what < 2) sent[taker] += rank == giver;
+    else if (what == 2) received[giver] += rank == taker;
+    else if (rank != odd) ;
+    else if (what == 3) type = ncclFloat32;
+    else if (what == 4 && kind != ALL_TO_ALL_V) {
+      root = (root + 1) % size;
+      sent[rank] = received[rank];
+    } else kind = ALL_TO_ALL_V + (kind - ALL_TO_ALL_V + 1) % 3, sent[rank] = received[rank];
+    ncclResult_t result = ended(one, NULL, own_sizes(kind, sent, received, type, root, one, &named));
+    if (result == ncclSuccess) printf("seed %u, rank %d: no error\n", seed, rank);
+    CHECK(result != ncclSuccess);
+    OK(ended(comm, NULL, call(ALL_REDUCE, there_in, there_out, 1, ncclInt32, ncclSum, 0, comm, NULL, NULL)));
+    ncclCommAbort(one);
   }
-  printf("rank %d: error %d: %s\n", rank, result, ncclGetLastError(comm));
-  leave_together(comm, beside);
+  if (rank == 0) printf("%u calls of which ranks know different sizes failed on all ranks\n", to - from);
 }
 
 static void idle(ncclComm_t comm) {
@@ -468,7 +474,7 @@ int main(int argc, char** argv) {
   if (!strcmp(argv[2], "idle")) idle(comm);
   if (!strcmp(argv[2], "left")) left(comm);
   if (!strcmp(argv[2], "differ")) differ(comm, atoi(argv[3]), atoi(argv[4]));
-  if (!strcmp(argv[2], "sizes")) sizes(comm, atoi(argv[3]));
+  if (!strcmp(argv[2], "sizes")) sizes(comm, atoi(argv[3]), atoi(argv[4]));
   OK(ncclCommDestroy(comm));
   return 0;
 }

@@ -40,7 +40,7 @@ use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
 use crate::transport::provider::CommProviders;
 use crate::transport::shm::Rates;
-use crate::transport::{self, Exchange as _, Transport as _, Waker};
+use crate::transport::{self, Exchange as _, Waker};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::{Duration, Instant};

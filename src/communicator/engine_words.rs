@@ -5,7 +5,8 @@
 //!
 //! Before a provider has a call, the ranks tell each other that they make it. Messages of the round have the call's signature, and each rank
 //! hears of each, by way of others, so no provider gets a call that some rank makes otherwise: libraries that take no heed of that, as MPI
-//! does not, would end it with wrong data. Where each rank knows its own sizes only, the words are these.
+//! does not, would end it with wrong data. Where each rank knows its own sizes only, a round in which they tell each other these comes before
+//! it, and a rank that finds others than it expects does not take part in the second.
 //!
 //! Words are in host memory, wherever the data is.
 #![forbid(unsafe_code)]
@@ -35,7 +36,9 @@ pub(super) struct WordRound {
     execution: Execution,
     /// What this rank tells, and what it is told.
     words: Option<[DeviceRegion; 2]>,
-    /// The round before calls whose sizes all ranks know.
+    /// Whether these are counts.
+    of_counts: bool,
+    /// The round in which all hear of all.
     agreement: Option<Arc<Program>>,
 }
 
@@ -54,40 +57,58 @@ impl Engine {
 
     /// Begins a call that is in `recent`, with a round of words before it where it has one.
     pub(super) fn begin_prepared(&mut self, call: &CollectiveCall, index: usize) -> Result<()> {
-        if self.hands_on(call, index) {
-            let program = self.recent[index].program.clone();
-            return self.begin_words(call, index, program);
+        let is_agreed = self.is_agreed(index);
+        if self.hands_on(call, index) || is_agreed && call.has_own_sizes() {
+            return self.begin_counts(call, index);
         }
-        if self.config.provider_check && self.recent[index].decision.provider().is_some() {
-            let program = self.agreement(call)?;
-            return self.begin_words(call, index, program);
+        match is_agreed {
+            true => self.begin_agreement(call, index),
+            false => self.run(call, index),
         }
-        self.run(call, index)
     }
 
-    /// The round by which all ranks know that they make the same call of a provider, and those that get blocks of unknown sizes how long
-    /// these are.
+    /// Whether the ranks make sure that all make a call before it begins.
+    fn is_agreed(&self, index: usize) -> bool {
+        self.config.provider_check && self.recent[index].decision.provider().is_some()
+    }
+
+    /// Begins the round in which the ranks hear how long the blocks are that they get or hand on.
     #[inline(never)]
-    fn agreement(&mut self, call: &CollectiveCall) -> Result<Arc<Program>> {
-        let own_sizes = call.has_own_sizes();
-        if let Some(program) = self.telling.agreement.as_ref().filter(|_| !own_sizes) {
-            return Ok(program.clone());
-        }
-        let (nnodes, nrails) = (self.grid.nnodes(), self.grid.nrails());
-        let (collective, choice) = match call.collective {
-            Collective::AllToAll if own_sizes && nnodes > 1 => (call.collective, Choice::flat(two_step::TWO_STEP.name)),
-            Collective::AllToAll if own_sizes => (call.collective, Choice::flat("direct")),
-            collective if own_sizes => (collective, Choice::flat("tree")),
-            _ if nnodes > 1 && nrails > 1 => (Collective::AllGather, Choice::leveled("two_level", "direct", "log")),
-            _ => (Collective::AllGather, Choice::flat("log")),
+    fn begin_counts(&mut self, call: &CollectiveCall, index: usize) -> Result<()> {
+        let program = match (self.hands_on(call, index), call.collective) {
+            (true, _) => self.recent[index].program.clone(),
+            (false, Collective::AllToAll) if self.grid.nnodes() > 1 => self.words(call, two_step::TWO_STEP.name)?,
+            (false, Collective::AllToAll) => self.words(call, "direct")?,
+            (false, _) => self.words(call, "tree")?,
         };
-        let root = if collective.has_root() { call.root } else { Rank(0) };
-        let shape = Shape { root, ..Shape::new(collective, self.grid.clone()) };
-        let program = self.program(&choice, &shape, Default::default())?;
-        if !own_sizes {
-            self.telling.agreement = Some(program.clone());
-        }
-        Ok(program)
+        self.telling.of_counts = true;
+        self.begin_words(call, index, program)
+    }
+
+    /// A call's collective, of words.
+    fn words(&mut self, call: &CollectiveCall, algorithm: &str) -> Result<Arc<Program>> {
+        let root = if call.collective.has_root() { call.root } else { Rank(0) };
+        let shape = Shape { root, ..Shape::new(call.collective, self.grid.clone()) };
+        self.program(&Choice::flat(algorithm), &shape, Default::default())
+    }
+
+    /// Begins the round by which all ranks know that they make the same call.
+    #[inline(never)]
+    fn begin_agreement(&mut self, call: &CollectiveCall, index: usize) -> Result<()> {
+        let program = match &self.telling.agreement {
+            Some(program) => program.clone(),
+            None => {
+                let choice = match self.grid.nnodes() > 1 && self.grid.nrails() > 1 {
+                    true => Choice::leveled("two_level", "direct", "log"),
+                    false => Choice::flat("log"),
+                };
+                let shape = Shape::new(Collective::AllGather, self.grid.clone());
+                self.program(&choice, &shape, Default::default())?
+            }
+        };
+        self.telling.agreement = Some(program.clone());
+        self.telling.of_counts = false;
+        self.begin_words(call, index, program)
     }
 
     /// Begins a round of words before a call that is in `recent`.
@@ -96,7 +117,7 @@ impl Engine {
         let (layout, bytes) = (layout_of_words(&program), WORD_BYTES * self.grid.nranks());
         let scratch = self.host.scratch(layout.scratch_bytes() + 2 * bytes)?;
         let words = [0, bytes].map(|at| scratch.part(layout.scratch_bytes() + at, bytes));
-        let blocks = call.blocks.iter().filter(|_| call.has_own_sizes()).flat_map(|blocks| blocks.input());
+        let blocks = call.blocks.iter().filter(|_| self.telling.of_counts).flat_map(|blocks| blocks.input());
         let said: Vec<u8> = blocks.flat_map(|block| (block.count as u64).to_ne_bytes()).collect();
         self.host.write(words[0].part(0, said.len()), &said);
         self.telling.words = Some(words);
@@ -147,13 +168,18 @@ impl Engine {
     /// The words are there: has the call run.
     fn run_with_words(&mut self, told: DeviceRegion) -> Result<()> {
         let Some(running) = self.running.take() else { return Ok(()) };
-        if running.call.has_own_sizes() {
+        let of_counts = self.telling.of_counts;
+        if of_counts {
             self.compare_counts(&running.call, told)?;
         }
-        if self.hands_on(&running.call, running.ready) {
-            self.lay_out_handed_on(&running)?;
+        match of_counts {
+            true if self.is_agreed(running.ready) => self.begin_agreement(&running.call, running.ready)?,
+            true => {
+                self.lay_out_handed_on(&running)?;
+                self.run(&running.call, running.ready)?;
+            }
+            false => self.run(&running.call, running.ready)?,
         }
-        self.run(&running.call, running.ready)?;
         self.running.iter_mut().for_each(|begun| begun.front = running.front.clone());
         Ok(())
     }

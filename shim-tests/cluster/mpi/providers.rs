@@ -179,16 +179,14 @@ fn a_call_that_one_rank_makes_otherwise_fails_on_all_ranks_before_mpi_has_it() {
     }
 }
 
-/// Where no rank knows all sizes: MPI has no error for fewer elements than are expected.
+/// Where no rank knows all sizes: MPI has no error for fewer elements than are expected. It is used afterwards, so it has not had the call.
 #[test]
-fn sizes_that_two_ranks_know_differently_are_an_error_of_who_expects_others() {
+fn sizes_that_two_ranks_know_differently_fail_on_all_ranks_before_mpi_has_the_call() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
-    for seed in 0..5 {
-        // Ranks without an error are in MPI's call, which does not end, so they meet over TCP.
-        let n = 3 + seed % 2;
-        let said = said_by(mpi, n, &format!("exec \"$1\" mpi sizes {seed}"), &[MPI_TOO, ("STRATA_INTER", "tcp")]);
-        assert_eq!(said.lines().filter(|line| line.contains(": error ")).count(), n, "{said}");
-        assert!(said.contains("which expects "), "{said}");
+    for (n, inter, seeds) in [(4, "tcp", "0 16"), (3, "mpi", "100 116")] {
+        let said = said_by(mpi, n, &format!("exec \"$1\" mpi sizes {seeds}"), &[MPI_TOO, ("STRATA_INTER", inter)]);
+        assert!(said.contains("of which ranks know different sizes failed on all ranks"), "{said}");
+        assert!(said.contains("which expects ") && said.contains("not the same on all ranks"), "{said}");
     }
 }
 
