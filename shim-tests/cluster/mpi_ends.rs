@@ -40,6 +40,8 @@ fn outcome(row: &str, call: &str, how: &str, others: &str) -> (Vec<i32>, String)
     command.env("ENDS_RANK", "1").env("ENDS_IN", call).env("ENDS_HOW", how).env("ENDS_OTHERS", others);
     if call == "collective" {
         command.env("STRATA_PROVIDERS", "mpi").env("STRATA_ALLREDUCE_ALGO", "provider:mpi");
+        // This MPI carries no messages, by which ranks would make sure of the call first.
+        command.env("STRATA_PROVIDER_CHECK", "0");
     }
     let output = command.output().expect("the command starts");
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
