@@ -37,7 +37,7 @@ class Outcome:
 def free_port() -> int:
     """A port that nobody listens on, and that the system, where its range is the usual one, gives to no connection before it is used."""
     first_of_system = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
+    for _ in range(1000):
         port = random.randrange(10000, max(first_of_system, 20000))
         with socket.socket() as probe:
             try:
@@ -45,6 +45,7 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
+    raise OSError("no free port below those of the system was found")
 
 
 @functools.cache

@@ -39,13 +39,11 @@ pub fn signal(name: &str, id: u32) -> bool {
 #[allow(dead_code)]
 pub fn free_port() -> u16 {
     static ASKED: AtomicUsize = AtomicUsize::new(0);
-    loop {
+    let next = |_| {
         let number = 97 * std::process::id() as usize + ASKED.fetch_add(1, Ordering::Relaxed);
-        let port = 10_000 + (number % 20_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
+        10_000 + (number % 20_000) as u16
+    };
+    (0..1000).map(next).find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok()).expect("a free port")
 }
 
 /// Runs a command to its end within a limit; its output, if it succeeded.

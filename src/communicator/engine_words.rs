@@ -103,10 +103,10 @@ impl Engine {
                     false => Choice::flat("log"),
                 };
                 let shape = Shape::new(Collective::AllGather, self.grid.clone());
-                self.program(&choice, &shape, Default::default())?
+                let program = self.program(&choice, &shape, Default::default())?;
+                self.telling.agreement.insert(program).clone()
             }
         };
-        self.telling.agreement = Some(program.clone());
         self.telling.of_counts = false;
         self.begin_words(call, index, program)
     }

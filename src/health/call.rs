@@ -123,7 +123,8 @@ impl CallSummary {
     /// The same call, carried out by a provider or not.
     pub fn by_provider(self, name: Option<&str>) -> CallSummary {
         let CallSummary([count, rest]) = self;
-        let digest = |name: &str| (Digest::new("provider").text(name).value() % 0xff) as u64 + 1;
+        // Every call has one, so it is a cheap one.
+        let digest = |name: &str| name.bytes().fold(0, |sum: u64, byte| (31 * sum + u64::from(byte)) % 0xff) + 1;
         CallSummary([count, rest | name.map_or(0, digest) << PROVIDER_AT])
     }
 

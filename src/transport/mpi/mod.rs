@@ -30,7 +30,6 @@ use super::{Endpoint, Exchange, Opener, Probe, Site, TransportKind};
 use crate::carrier::{Carrier, Inter};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::fork::PerProcess;
 use crate::log::Level;
 use crate::topo::export::{export_nic, MpiJob, MpiLibrary};
 use crate::topo::interface::{self, Filter};
@@ -42,7 +41,7 @@ use capabilities::{decide, Capabilities, LauncherEnv};
 use endpoint::MpiEndpoint;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Once, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use together::together;
 use worker::{Addresses, MpiLink, MpiWorker, NewComm};
@@ -147,15 +146,17 @@ fn retire() {
     }
 }
 
-/// Finalises MPI if we initialised it. Called while the process exits, by each of the handlers; the first one does it.
-fn leave() {
-    static LEFT: PerProcess<Once> = PerProcess::new(Once::new);
-    LEFT.get().call_once(finalize);
-}
+/// Whether this process has ended its use of MPI.
+static LEFT: AtomicBool = AtomicBool::new(false);
 
-fn finalize() {
+/// Finalises MPI if we initialised it. Called while the process exits, by each of the handlers; the first one does it. None waits for
+/// another one: MPI may end the process while it is finalised.
+fn leave() {
     let Ok(worker) = WORKER.try_lock() else { return };
     let Some((_, worker)) = worker.as_ref().filter(|(pid, _)| *pid == std::process::id()) else { return };
+    if LEFT.swap(true, Ordering::Relaxed) {
+        return;
+    }
     // The other ranks may be busy for long after this one has ended, and a launcher takes an end without
     // MPI_Finalize for a failure of the job.
     let limit = match Config::from_env().0.timeout_ms {
