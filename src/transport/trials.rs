@@ -149,13 +149,12 @@ fn sleepers(router: &mut Router, me: usize, exchange: &mut Processes) {
         wait_asleep(router, wanted, &mut done);
         round += 1;
         if round % 64 == 0 {
-            let over = vec![u8::from(Instant::now() > limit)];
+            let over = vec![u8::from(Instant::now() > limit && round >= 128)];
             if exchange.allgather(over).unwrap().concat().contains(&1) {
                 break;
             }
         }
     }
-    assert!(round >= 128, "only {round} rounds");
 }
 
 fn wait_asleep_once(router: &mut Router, done: &mut Vec<Token>) {

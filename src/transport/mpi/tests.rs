@@ -393,7 +393,7 @@ fn a_rank_that_has_left_holds_up_nobody_and_what_it_sent_arrives() {
             assert_eq!(router.undelivered(), [Rank(1)]);
             let begin = Instant::now();
             drop(router);
-            assert!(begin.elapsed() < Duration::from_millis(500), "{:?}", begin.elapsed());
+            assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
             // MPI can still be asked things, and other communicators made.
             worker(&setup, me).look().unwrap();
             std::thread::sleep(Duration::from_millis(200));
