@@ -309,26 +309,30 @@ static void *rooted(void *argument) {
 static int failed, told, differing;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Groups that are not the same on all ranks. */
+/* Groups that are not the same on all ranks, and calls by different carriers. */
 static void *differ(void *argument) {
   int rank = (int)(intptr_t)argument, odd = rank == 1;
   ncclComm_t comm;
   int in[12] = {0}, out[12];
+  ncclCollConfig_t config = NCCL_COLLCONFIG_INITIALIZER;
+  const char *words = differing == 3 ? "the call by another carrier" : "a group's calls of";
   OK(ncclCommInitRank(&comm, nranks, id, rank));
   ncclResult_t result = ncclSuccess;
-  int grouped = !(odd && differing == 2);
+  int grouped = differing != 3 && !(odd && differing == 2);
   if (grouped) OK(ncclGroupStart());
   for (int i = 0; i < nranks; i++) {
     /* The same elements together, in other parts; or with other roots; or each by itself. */
     size_t count = differing == 0 ? (size_t)(i == odd ? 1 : 2) : 2;
-    ncclResult_t made = differing == 1 ? ncclBroadcast(in + 4 * i, out + 4 * i, 2, ncclInt, (i + odd) % nranks, comm, NULL)
+    config.algSelection = differing == 3 ? names[1 + odd] : NULL;
+    ncclResult_t made = differing == 3 ? ncclAllReduceConfig(in + 4 * i, out + 4 * i, 2, ncclInt, ncclSum, comm, NULL, &config)
+                      : differing == 1 ? ncclBroadcast(in + 4 * i, out + 4 * i, 2, ncclInt, (i + odd) % nranks, comm, NULL)
                                        : ncclAllReduce(in + 4 * i, out + 4 * i, count, ncclInt, ncclSum, comm, NULL);
     if (result == ncclSuccess) result = made;
   }
   if (grouped) result = ncclGroupEnd();
   pthread_mutex_lock(&lock);
   failed += result != ncclSuccess;
-  if (result != ncclSuccess && strstr(strataGetLastError(), "a group's calls of")) told++, puts(strataGetLastError());
+  if (result != ncclSuccess && strstr(strataGetLastError(), words)) told++, puts(strataGetLastError());
   pthread_mutex_unlock(&lock);
   ncclCommAbort(comm);
   return NULL;
@@ -343,6 +347,7 @@ int main(int argc, char **argv) {
   if (!strcmp(argv[1], "rooted")) return in_threads(rooted), 0;
   if (!strcmp(argv[1], "differ")) {
     differing = atoi(argv[2]);
+    if (differing == 3) setenv("STRATA_CARRIERS", "tcp,mpi", 1), setenv("STRATA_TIMEOUT_MS", "2000", 1);
     in_threads(differ);
     CHECK(failed > 0 && told > 0);
     return 0;

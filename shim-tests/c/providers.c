@@ -141,7 +141,10 @@ static void compare(ncclComm_t comm, int kind, int type, ncclRedOp_t op, size_t 
 /* What MPI, and what the example does. */
 static int takes(int kind, int type, ncclRedOp_t op) {
   ncclDataType_t of = types[type].type;
-  if (!strcmp(algorithm, "provider:mpi")) return !reduces(kind) || (of != ncclFloat16 && of != ncclBfloat16);
+  /* Sums and products of short integers may be saturated. */
+  int is_narrow = types[type].is_integer && types[type].bytes <= 2, may_overflow = op == ncclSum || op == ncclProd || op == ncclAvg;
+  if (!strcmp(algorithm, "provider:mpi"))
+    return !reduces(kind) || (of != ncclFloat16 && of != ncclBfloat16 && !(is_narrow && may_overflow));
   if (!reduces(kind)) return 1;
   return kind != REDUCE && (of == ncclInt32 || of == ncclInt64 || of == ncclFloat32 || of == ncclFloat64) &&
          (op <= ncclMin || op == ncclAvg);

@@ -31,6 +31,17 @@ fn groups_of_any_calls_have_the_results_of_each_between_nodes() {
     groups("processes", [6, 6, 2200, 2220]);
 }
 
+/// Each rank records the calls of different communicators in an order of its own, and has them on one stream or on several; also where calls
+/// go on without lost ranks, by another way to the streams.
+#[test]
+fn calls_of_several_communicators_in_one_group_wait_for_no_order_among_these() {
+    for lost in ["fail", "continue"] {
+        for [ranks, nodes, from, to] in [["2", "1", "1", "60"], ["3", "2", "100", "160"], ["5", "5", "200", "230"]] {
+            print!("{lost}: {}", run_with("several.c", &[], &[lost, ranks, nodes, from, to]));
+        }
+    }
+}
+
 /// On one node a communicator has both, and needs no MPI.
 #[test]
 fn groups_of_any_calls_that_name_carriers_have_the_results_of_each() {
@@ -71,7 +82,7 @@ fn calls_of_a_group_that_depend_on_each_other_run_in_order() {
 
 #[test]
 fn groups_that_differ_between_ranks_are_told() {
-    for case in 0..3 {
+    for case in 0..4 {
         print!("{}", run_with("groups.c", &[], &["differ", &case.to_string()]));
     }
 }

@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 /// How long a connection may take to say who it is, or to take a last word.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How long a connection on which a rank was asked to relay is kept for the next time.
+const KEPT: Duration = Duration::from_secs(60);
+
 /// One communicator's rank in this process.
 pub type CommRank = (u128, u32);
 
@@ -56,6 +59,18 @@ pub enum Role {
         /// The operation's number.
         number: u64,
     },
+    /// It asks another rank to relay what that is late for, each time.
+    AsksToRelay {
+        /// Who asks.
+        of: CommRank,
+        /// Who is asked.
+        rank: u32,
+    },
+    /// On it another rank asks one of this process to relay.
+    AskedToRelay {
+        /// Who is asked.
+        of: CommRank,
+    },
     /// It carries a last word and is closed when that is sent.
     Ending,
 }
@@ -89,9 +104,10 @@ impl Connections {
     fn add(&mut self, conn: Conn, role: Role, place: Option<BudgetShare>) -> u64 {
         self.next += 1;
         let since = Instant::now();
+        let patience = if matches!(role, Role::AsksToRelay { .. }) { KEPT } else { PATIENCE };
         self.peers.insert(
             self.next,
-            ServicePeer { conn, role, deadline: Some(since + PATIENCE), rests: false, since, place },
+            ServicePeer { conn, role, deadline: Some(since + patience), rests: false, since, place },
         );
         self.next
     }
@@ -110,8 +126,11 @@ impl Connections {
     /// Nothing happens on a connection: a link is watched among the others from now on.
     pub fn rest(&mut self, id: u64) {
         let Some(peer) = self.peers.get_mut(&id) else { return };
-        let is_link = matches!(peer.role, Role::LinkIn { .. } | Role::LinkOut { .. });
-        if is_link && !peer.rests && peer.conn.interest() == PollFlags::IN {
+        let stays = matches!(
+            peer.role,
+            Role::LinkIn { .. } | Role::LinkOut { .. } | Role::AsksToRelay { .. } | Role::AskedToRelay { .. }
+        );
+        if stays && !peer.rests && peer.conn.interest() == PollFlags::IN {
             peer.rests = self.quiet.watch(id, peer.conn.stream());
         }
     }
@@ -152,6 +171,15 @@ impl Connections {
             peer.deadline = None;
             peer.place = None;
         }
+    }
+
+    /// The connection on which `of` has asked `rank` to relay, if there is one; it stays as long again.
+    pub fn asks_to_relay(&mut self, of: CommRank, rank: u32) -> Option<u64> {
+        let asks =
+            |role: &Role| matches!(role, Role::AsksToRelay { of: who, rank: whom } if (*who, *whom) == (of, rank));
+        let (id, peer) = self.peers.iter_mut().find(|(_, peer)| asks(&peer.role))?;
+        peer.deadline = Some(Instant::now() + KEPT);
+        Some(*id)
     }
 
     /// Sends a frame. Failures show when the connection is next polled.

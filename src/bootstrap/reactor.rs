@@ -325,6 +325,15 @@ impl Reactor {
             role @ (Role::LinkIn { .. } | Role::LinkOut { .. } | Role::Asked { .. }) => {
                 self.ring.hear(&mut self.net, id, role, frame)
             }
+            Role::AskedToRelay { .. } => {
+                let Frame::Relay { comm, rank, request } = frame else {
+                    return self.refuse(id, "it asks for more than a relay");
+                };
+                if !self.ring.relay(comm, rank, request) {
+                    self.refuse(id, "its secret is wrong");
+                }
+            }
+            Role::AsksToRelay { .. } => self.refuse(id, "nobody answers a request to relay"),
             Role::Ending => {}
         }
     }
@@ -355,7 +364,11 @@ impl Reactor {
             }
             Frame::Relay { comm, rank, request } => {
                 let welcome = self.ring.relay(comm, rank, request);
-                self.net.end(id);
+                // Only who has shown the secret of a communicator that is here may stay.
+                match welcome && self.ring.knows(&comm.secret) {
+                    true => self.net.admit(id, Role::AskedToRelay { of: (comm.key, rank) }),
+                    false => self.net.end(id),
+                }
                 welcome
             }
             _ => return self.refuse(id, "it does not begin with a greeting"),

@@ -3,13 +3,14 @@
 //! The test binary runs itself once for each rank. A rank obeys lines on its standard input and answers each with one
 //! line; it ends when its input does, so none outlives the test.
 
+use super::protocol::Frame;
 use super::{Credentials, Exchange, Service, ServiceAddr, Session, UniqueId};
 use crate::error::Error;
-use crate::health::{CallSummary, Monitor, RankStatus};
+use crate::health::{CallSummary, Monitor, RankStatus, RelayRequest};
 use crate::topo::Rank;
 use rustix::process::{kill_process, waitpid, Pid, Signal, WaitOptions};
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command as Program, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::channel;
@@ -396,4 +397,95 @@ fn an_address_survives_its_encoding() {
     }
     assert_eq!(ServiceAddr::decode(&[0; ServiceAddr::BYTES]), None);
     assert_eq!(ServiceAddr::decode(&[4; 3]), None);
+}
+
+/// The frames that come on a connection, until it ends.
+struct Frames {
+    stream: TcpStream,
+    bytes: Vec<u8>,
+}
+
+impl Frames {
+    fn of(stream: TcpStream) -> Frames {
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        Frames { stream, bytes: Vec::new() }
+    }
+}
+
+impl Iterator for Frames {
+    type Item = Frame;
+
+    fn next(&mut self) -> Option<Frame> {
+        let mut part = [0; 512];
+        loop {
+            if let Some((frame, taken)) = Frame::decode(&self.bytes, 1 << 16).unwrap() {
+                self.bytes.drain(..taken);
+                return Some(frame);
+            }
+            match self.stream.read(&mut part).unwrap() {
+                0 => return None,
+                read => self.bytes.extend_from_slice(&part[..read]),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_is_asked_to_relay_on_one_connection_that_ends_with_the_communicator() {
+    let late = TcpListener::bind("127.0.0.1:0").unwrap();
+    let comm = Credentials::random().unwrap();
+    let members = vec![Service::get().unwrap().addr(), ServiceAddr(late.local_addr().unwrap())];
+    let monitor = Monitor::start(comm, Rank(0), members, Arc::default(), None).unwrap();
+    let numbers = [3, 4, 5];
+    numbers.iter().for_each(|&number| monitor.ask_to_relay(&[Rank(1)], number, CallSummary::default()));
+    // The other connection is the link.
+    let mut asked = None;
+    for stream in [late.accept().unwrap().0, late.accept().unwrap().0] {
+        let mut frames = Frames::of(stream);
+        match frames.next() {
+            Some(Frame::Relay { rank: 1, request, .. }) if request.number == 3 => asked = Some(frames),
+            Some(Frame::Link { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    let asked = asked.expect("a connection that asks");
+    drop(late);
+    monitor.ask_to_relay(&[Rank(1)], 6, CallSummary::default());
+    drop(monitor);
+    let number = |frame| if let Frame::Relay { request, .. } = frame { request.number } else { panic!("{frame:?}") };
+    let told: Vec<u64> = asked.map(number).collect();
+    assert_eq!(told, [4, 5, 6]);
+}
+
+#[test]
+fn who_may_ask_to_relay_may_ask_again_and_for_nothing_else() {
+    let comm = Credentials::random().unwrap();
+    let service = Service::get().unwrap().addr();
+    let unreached = TcpListener::bind("127.0.0.1:0").unwrap();
+    let members = vec![service, ServiceAddr(unreached.local_addr().unwrap())];
+    let status = Arc::new(RankStatus::default());
+    let (told, tells) = channel();
+    let told = Mutex::new(told);
+    status.relays_by(move |request| told.lock().unwrap().send(request.number).unwrap());
+    let monitor = Monitor::start(comm, Rank(0), members, status, None).unwrap();
+    let asks = |comm, number| {
+        Frame::Relay { comm, rank: 0, request: RelayRequest::new(1, number, CallSummary::default()) }.encode()
+    };
+    let wrong = Credentials { secret: [7; 16], ..comm };
+    let ends = [asks(wrong, 9), Frame::Leave.encode()];
+    for end in ends {
+        let mut stream = TcpStream::connect(service.0).unwrap();
+        for number in [7, 8] {
+            stream.write_all(&asks(comm, number)).unwrap();
+            assert_eq!(tells.recv_timeout(LIMIT), Ok(number));
+        }
+        stream.write_all(&end).unwrap();
+        assert!(Frames::of(stream).next().is_none(), "it is closed without a word");
+    }
+    // Who does not know the secret is not let in.
+    let mut stream = TcpStream::connect(service.0).unwrap();
+    stream.write_all(&asks(wrong, 9)).unwrap();
+    assert!(Frames::of(stream).next().is_none());
+    drop(monitor);
+    assert!(tells.try_recv().is_err(), "nobody else was heard");
 }

@@ -411,7 +411,8 @@ impl OperationBatch {
                 // With another thread's failure on its way, this one's is not told.
                 let asked = monitor.as_ref().filter(|_| !comm.status.is_failing());
                 let why = asked.map(|monitor| monitor.diagnose(&waiting, GRACE));
-                let whys = [self.nic_down(), why].into_iter().flatten().filter(|why| !why.is_empty());
+                let whys =
+                    [self.nic_down(), why, comm.by_carrier()].into_iter().flatten().filter(|why| !why.is_empty());
                 Error::Timeout([text].into_iter().chain(whys).collect::<Vec<String>>().join(": "))
             }
             (None, Error::InvalidUsage(text)) if matches!(self.active, Active::Collective | Active::Telling) => {

@@ -21,14 +21,14 @@ pub fn order() -> Order {
 
 /// Runs of one group whose communicators share streams: they wait for all of these streams together, go on together, and
 /// hold all of them up. One after the other they would wait for each other.
-pub struct Bundle {
-    runs: Vec<OperationBatch>,
-    streams: Vec<StreamRef>,
+pub struct Bundle<R = OperationBatch> {
+    pub(super) runs: Vec<R>,
+    pub(super) streams: Vec<StreamRef>,
 }
 
-impl Bundle {
+impl<R> Bundle<R> {
     /// Adds a run, and joins the bundles with which it shares a stream.
-    pub fn add(bundles: &mut Vec<Bundle>, run: OperationBatch, streams: Vec<StreamRef>) {
+    pub fn add(bundles: &mut Vec<Bundle<R>>, run: R, streams: Vec<StreamRef>) {
         let mut whole = Bundle { runs: Vec::new(), streams };
         let mut apart = Vec::new();
         for mut bundle in bundles.drain(..) {
@@ -50,7 +50,9 @@ impl Bundle {
     pub fn has_null(&self) -> bool {
         self.streams.iter().any(StreamRef::is_null)
     }
+}
 
+impl Bundle {
     /// Runs on the null stream, if that is among the streams, and has ended when this returns; else on the first one. Takes
     /// the order where the caller has not, and lets go of it to run here.
     pub fn launch(self, order: &mut Option<Order>) -> Result<()> {

@@ -32,12 +32,16 @@ static IN_FRONT: PerProcess<Once> = PerProcess::new(Once::new);
 pub(super) type Siblings = Vec<(Carrier, Arc<Comm>)>;
 
 /// How communicators that fail together fare.
-pub(super) struct Family(Vec<Arc<RankStatus>>);
+pub(super) struct Family {
+    statuses: Vec<Arc<RankStatus>>,
+    /// They are carriers among which calls choose.
+    has_carriers: bool,
+}
 
 impl Family {
     /// The first failure that one of them has.
     pub(super) fn failure(&self) -> Option<&Error> {
-        self.0.iter().find_map(|status| status.failure())
+        self.statuses.iter().find_map(|status| status.failure())
     }
 }
 
@@ -181,7 +185,7 @@ impl Comm {
     /// News of ranks that take no further part, here or in a communicator that fails with this one.
     pub(super) fn losses(&self) -> Vec<(Instant, Loss)> {
         let mut losses = self.status.losses();
-        let others = self.family.get().into_iter().flat_map(|family| &family.0);
+        let others = self.family.get().into_iter().flat_map(|family| &family.statuses);
         for status in others.filter(|status| !Arc::ptr_eq(status, &self.status)) {
             // Operations are numbered in each by itself.
             losses.extend(status.losses().into_iter().map(|(since, loss)| (since, Loss { from: None, ..loss })));
@@ -248,7 +252,8 @@ impl Comm {
             let family = || std::iter::once(self).chain(self.siblings().map(|sibling| &**sibling));
             family().for_each(|comm| comm.wakes(&words));
             let statuses = family().chain([&*words]).map(|comm| comm.status.clone());
-            let _ = words.family.set(Arc::new(Family(statuses.collect())));
+            let family = Family { statuses: statuses.collect(), has_carriers: false };
+            let _ = words.family.set(Arc::new(family));
         }
         Ok(words)
     }
@@ -266,10 +271,17 @@ impl Comm {
         ))
     }
 
+    /// What is to be said of a call in which ranks are missing: it is by one of several carriers, and calls by others are no part of it.
+    pub(super) fn by_carrier(&self) -> Option<String> {
+        self.family.get().filter(|family| family.has_carriers)?;
+        Some("a rank that has made the call by another carrier (STRATA_CARRIERS) is not in it".to_string())
+    }
+
     /// Has these communicators fail and wake together with this one.
     fn join(&self, siblings: Siblings) {
         let all = || std::iter::once(self).chain(siblings.iter().map(|(_, sibling)| &**sibling));
-        let family = Arc::new(Family(all().map(|comm| comm.status.clone()).collect()));
+        let statuses = all().map(|comm| comm.status.clone()).collect();
+        let family = Arc::new(Family { statuses, has_carriers: true });
         for comm in all() {
             all().filter(|other| !std::ptr::eq(*other, comm)).for_each(|other| comm.wakes(other));
             let _ = comm.family.set(family.clone());

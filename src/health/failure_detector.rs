@@ -453,14 +453,17 @@ impl FailureDetector {
         true
     }
 
-    /// Asks ranks that are waited for to relay an operation, each over a connection of its own.
+    /// Asks ranks that are waited for to relay an operation, each over a connection that stays for the next time: a new one takes a
+    /// round trip more, while the links are full.
     pub fn ask_to_relay(&mut self, net: &mut Connections, of: CommRank, others: &[u32], request: RelayRequest) {
         let Some(entry) = self.entries.get(&of) else { return };
         let comm = entry.watch.comm;
         for &rank in others.iter().filter(|&&rank| rank != of.1) {
             let Some(addr) = entry.watch.members.get(rank as usize) else { continue };
-            let asked = Frame::Relay { comm, rank, request }.encode().into();
-            if let Err(error) = net.dial(addr.0, Role::Ending, &[asked]) {
+            let asked = Frame::Relay { comm, rank, request };
+            if let Some(id) = net.asks_to_relay(of, rank) {
+                net.send(id, &asked);
+            } else if let Err(error) = net.dial(addr.0, Role::AsksToRelay { of, rank }, &[asked.encode().into()]) {
                 crate::info!("asking rank {rank} to relay: {error}");
             }
         }
@@ -505,6 +508,11 @@ impl FailureDetector {
         let links: Vec<u64> = net.peers.iter().filter(|(_, peer)| ours(&peer.role)).map(|(id, _)| *id).collect();
         net.send_all(links.iter().copied(), &Frame::Goodbye(departed.into_iter().collect()));
         links.iter().for_each(|&id| net.end(id));
+        let asks = |role: &Role| match role {
+            Role::AsksToRelay { of: other, .. } | Role::AskedToRelay { of: other } => *other == of,
+            _ => false,
+        };
+        net.peers.retain(|_, peer| !asks(&peer.role));
         let siblings: Vec<CommRank> = self.entries.keys().filter(|other| other.0 == of.0).copied().collect();
         for sibling in siblings {
             let Some(entry) = self.entries.get_mut(&sibling) else { continue };

@@ -11,13 +11,14 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::Region;
+use crate::sync::locked;
 use crate::topo::binding::Binding;
 use crate::topo::{Grid, Rank};
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::process::{Child, Command};
-use std::sync::{Arc, Barrier, Mutex, Once};
+use std::sync::{Arc, Condvar, Mutex, Once};
 use std::time::{Duration, Instant};
 
 /// No test waits longer.
@@ -68,16 +69,44 @@ impl Setup {
 /// An exchange between threads.
 pub struct Threads {
     me: usize,
-    board: Arc<(Barrier, Mutex<Vec<Vec<u8>>>)>,
+    meeting: Arc<(Mutex<Meeting>, Condvar)>,
+}
+
+/// Where threads meet, each time all of them.
+struct Meeting {
+    said: Vec<Vec<u8>>,
+    here: usize,
+    round: u64,
+    /// What all said in the last round: nobody begins the one after it before all have read it.
+    heard: Vec<Vec<u8>>,
+    /// One has panicked, for which the others would wait for ever.
+    broken: bool,
 }
 
 impl Exchange for Threads {
     fn allgather(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        self.board.1.lock().unwrap()[self.me] = mine;
-        self.board.0.wait();
-        let all = self.board.1.lock().unwrap().clone();
-        self.board.0.wait();
-        Ok(all)
+        let (meeting, changed) = &*self.meeting;
+        let mut meeting = locked(meeting);
+        meeting.said[self.me] = mine;
+        meeting.here += 1;
+        let round = meeting.round;
+        if meeting.here == meeting.said.len() {
+            meeting.heard = meeting.said.clone();
+            (meeting.here, meeting.round) = (0, round + 1);
+            changed.notify_all();
+        }
+        let meeting = changed.wait_while(meeting, |meeting| meeting.round == round && !meeting.broken).unwrap();
+        assert!(meeting.round > round, "another rank has panicked");
+        Ok(meeting.heard.clone())
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            locked(&self.meeting.0).broken = true;
+            self.meeting.1.notify_all();
+        }
     }
 }
 
@@ -88,10 +117,12 @@ pub fn threads(setup: &Setup, body: impl Fn(usize, Router) + Sync) {
 
 /// Runs `body` as every rank, each in a thread, with an exchange and no transport yet.
 pub fn threads_with(n: usize, body: impl Fn(usize, &mut Threads) + Sync) {
-    let board = Arc::new((Barrier::new(n), Mutex::new(vec![Vec::new(); n])));
+    let said = vec![Vec::new(); n];
+    let meeting = Meeting { said, here: 0, round: 0, heard: Vec::new(), broken: false };
+    let meeting = Arc::new((Mutex::new(meeting), Condvar::new()));
     std::thread::scope(|scope| {
         for me in 0..n {
-            let mut exchange = Threads { me, board: board.clone() };
+            let mut exchange = Threads { me, meeting: meeting.clone() };
             let body = &body;
             scope.spawn(move || body(me, &mut exchange));
         }

@@ -529,9 +529,10 @@ pub(super) fn relays(
     if members[0].on_gpu && config.lost == Lost::Continue {
         return Err("on GPUs it does not go with STRATA_LOST=continue");
     }
-    match nnodes > 1 && carrier != Some(Carrier::TCP) {
-        true => Err("only over TCP it gains anything (STRATA_INTER=tcp)"),
-        false => Ok(true),
+    match carrier {
+        Some(Carrier::TCP | Carrier::MPI) => Ok(true),
+        _ if nnodes == 1 => Ok(true),
+        _ => Err("it is known to work over TCP and MPI only (STRATA_INTER)"),
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::{exchange, survive, Survivors};
 use crate::communicator::admission::admit;
-use crate::communicator::bundle::{self, Opens};
+use crate::communicator::bundle::{self, Bundle, Opens};
 use crate::communicator::front::{CallFront, Followed};
 use crate::communicator::launch::{arrive, await_streams, device_of};
 use crate::communicator::{launch as launch_others, CollectiveCall, Comm, Launch, Operation, StreamRef, ALIVE};
@@ -22,7 +22,6 @@ struct Queued {
     turn: Option<u64>,
     operations: Vec<Operation>,
     followed: Vec<Followed>,
-    gate: Option<Opens>,
 }
 
 impl Queued {
@@ -32,7 +31,6 @@ impl Queued {
 
     /// Runs them to their end; the first error.
     fn run(mut self) -> Result<()> {
-        self.gate.iter().for_each(Opens::wait_arrived);
         self.wait_turn();
         let (mut outcome, mut messages) = (Ok(()), Vec::new());
         for operation in std::mem::take(&mut self.operations) {
@@ -100,9 +98,9 @@ pub fn launch(batch: Vec<Launch>) -> Result<()> {
         };
         let Launch { comm, operation, stream } = launch;
         let index = parts.iter().position(|(queued, _)| Arc::ptr_eq(&queued.comm, &comm)).unwrap_or_else(|| {
-            let (operations, followed, gate) = (Vec::new(), Vec::new(), None);
+            let (operations, followed) = (Vec::new(), Vec::new());
             // Set to the next turn below, in one order with the streams.
-            parts.push((Queued { comm, survivors, turn: None, operations, followed, gate }, Vec::new()));
+            parts.push((Queued { comm, survivors, turn: None, operations, followed }, Vec::new()));
             parts.len() - 1
         });
         let (queued, streams) = &mut parts[index];
@@ -115,7 +113,11 @@ pub fn launch(batch: Vec<Launch>) -> Result<()> {
     let placed = place_on_gpus(on_gpus)?;
     let here = enqueue(parts)?;
     placed.into_iter().try_for_each(|(queued, arrival)| run_on_gpu(queued, arrival))?;
-    run_all(here, others)
+    match here {
+        Some((here, gate)) => run_together(here, gate, others),
+        None if others.is_empty() => Ok(()),
+        None => launch_others(others),
+    }
 }
 
 /// Notes where the streams of parts on GPUs are, before any waits, and has memory for what they write over: a driver may allocate as long as
@@ -175,30 +177,35 @@ pub fn run_words(comm: &Arc<Comm>, survivors: &Survivors, calls: &[CollectiveCal
     outcome
 }
 
-/// Gives the parts their turns, and puts them on their streams; those that run here are left.
-fn enqueue(mut parts: Vec<(Queued, Vec<StreamRef>)>) -> Result<Vec<Queued>> {
+/// Gives the parts their turns, and puts them on their streams; those that run here are left, with what they hold up.
+fn enqueue(mut parts: Vec<(Queued, Vec<StreamRef>)>) -> Result<Option<(Vec<Queued>, Opens)>> {
     let mut order = Some(bundle::order());
     parts.iter_mut().for_each(|(queued, _)| queued.turn = Some(queued.survivors.turns.issue()));
-    let mut here = Vec::new();
-    for (mut queued, streams) in parts {
+    let mut bundles = Vec::new();
+    parts.into_iter().for_each(|(queued, streams)| Bundle::add(&mut bundles, queued, streams));
+    let mut here = None;
+    for Bundle { mut runs, streams } in bundles {
         let (home, gate) = bundle::hold_up(streams, &mut order)?;
-        queued.gate = Some(gate);
         if home.is_null() {
-            here.push(queued);
+            here = Some((runs, gate));
             continue;
         }
         let stream = if let StreamRef::Stream(stream) = &home { Arc::downgrade(stream) } else { Weak::new() };
-        let follow = |operation| CallFront::follow_whole(&queued.comm, buffers(operation), &stream);
-        queued.followed = queued.operations.iter().map(follow).collect();
-        home.enqueue(move || queued.run())?;
+        for queued in &mut runs {
+            let follow = |operation| CallFront::follow_whole(&queued.comm, buffers(operation), &stream);
+            queued.followed = queued.operations.iter().map(follow).collect();
+        }
+        home.enqueue(move || run_together(runs, gate, Vec::new()))?;
     }
     Ok(here)
 }
 
-/// Runs what is on null streams. Ranks of one thread wait for each other, so each has a thread.
-fn run_all(mut here: Vec<Queued>, others: Vec<Launch>) -> Result<()> {
-    let last = if others.is_empty() { here.pop() } else { None };
-    let threads = here.into_iter().map(|queued| {
+/// Runs them once the gate's streams have arrived, each on a thread of its own: several communicators of a group wait for what other
+/// ranks may do in another order, and ranks of one thread wait for each other.
+fn run_together(mut runs: Vec<Queued>, gate: Opens, others: Vec<Launch>) -> Result<()> {
+    gate.wait_arrived();
+    let last = if others.is_empty() { runs.pop() } else { None };
+    let threads = runs.into_iter().map(|queued| {
         let started = thread("strata-group").and_then(|thread| thread.spawn(move || queued.run()));
         started.map_err(|error| Error::System(format!("starting a thread for a group: {error}")))
     });

@@ -110,12 +110,20 @@ fn number(collective: Collective, uneven: bool) -> Option<i32> {
     })
 }
 
+/// Whether every MPI reduces elements as NCCL does, in which integers wrap around. The standard leaves overflow open, and Open MPI's vector
+/// instructions saturate sums of 8 and 16 bits, of some elements of a vector and not of others.
+fn is_defined(operator: Operator, dtype: DataType) -> bool {
+    let is_narrow = matches!(dtype, DataType::I8 | DataType::U8 | DataType::I16 | DataType::U16);
+    !(is_narrow && matches!(operator, Operator::Sum | Operator::Prod))
+}
+
 /// The most bytes of such calls. What only moves goes as bytes where blocks are of one size, and else as elements, of which more fit.
 fn most_bytes(kind: ProvidedKind) -> u64 {
     let size = kind.dtype.size() as u64;
     match kind.operator {
         None if kind.uneven => MOST_ELEMENTS * size,
         None => MOST_ELEMENTS,
+        Some(operator) if !is_defined(operator, kind.dtype) => 0,
         Some(_) => element(kind.dtype).map_or(0, |_| MOST_ELEMENTS * size),
     }
 }

@@ -157,9 +157,12 @@ fn a_program_that_has_left_its_last_communicator_may_finalise_mpi() {
             drop(other);
             drop(router);
             exchange.allgather(Vec::new()).unwrap();
-            let before = universe.calls();
+            let (begin, before) = (Instant::now(), universe.calls());
             std::thread::sleep(Duration::from_millis(20));
-            assert_eq!(universe.calls(), before, "MPI was called where the program may be in MPI_Finalize");
+            // Rarely, once in 50 ms, until both ranks are known to have left. A thread that goes on polling calls it 50 times.
+            let allowed = 10 * (1 + begin.elapsed().as_millis() as u64 / 40);
+            let called = universe.calls() - before;
+            assert!(called <= allowed, "MPI was called {called} times where the program may be in MPI_Finalize");
             exchange.allgather(Vec::new()).unwrap();
         }
     });

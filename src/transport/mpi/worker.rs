@@ -23,8 +23,11 @@ use std::time::{Duration, Instant};
 pub const CANCEL_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a rank waits for the answer to a command that does not wait for other ranks.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a rank that leaves a communicator waits for the last sends, where the program's threads may all call MPI.
-const FLUSH_PATIENCE: Duration = Duration::from_millis(100);
+/// How long a rank that leaves a communicator waits until the thread calls MPI no more for it, where the program's threads may
+/// all call MPI: the program may finalise MPI next. The thread itself takes some milliseconds, but may have no processor.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(3);
+/// The same while another rank of the process makes a communicator, for which the thread waits for other processes.
+const FLUSH_PATIENCE_CREATING: Duration = Duration::from_millis(100);
 /// How long a process that ends waits for the thread to take note of that. Inside a call of MPI that waits for other ranks,
 /// or that will never return, it does not.
 const NOTICE_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 3 });
@@ -558,7 +561,11 @@ impl MpiLink {
         let (answer, answered) = channel();
         self.shared.command(MpiCommand::Flush { comm: self.comm, answer });
         // A thread that does not answer is stuck in MPI, and nothing can be freed, or makes a communicator.
-        let patience = if self.exclusive { ANSWER_PATIENCE } else { FLUSH_PATIENCE };
+        let patience = match () {
+            () if self.exclusive => ANSWER_PATIENCE,
+            () if self.shared.creating.load(Ordering::Acquire) => FLUSH_PATIENCE_CREATING,
+            () => FLUSH_PATIENCE,
+        };
         let _ = self.shared.wait_for(&answered, patience);
     }
 }
