@@ -324,7 +324,7 @@ variables! {
     "STRATA_LOST_MS" lost_ms: u64 = "10000", agreed,
         "With STRATA_LOST=continue: milliseconds after which a rank counts as lost whose process does not answer (it is stopped, or its host is). One that is merely late answers. 0: never.";
     "STRATA_LATE" late: Late = "wait", agreed,
-        "What becomes of all-reduces of a MiB or more for which ranks are late. wait: the others wait. relay: late ranks relay what the others reduce, on a thread of the library, and their own part is added when they come (docs/user.md#late-ranks). Over shared memory and TCP.";
+        "What becomes of all-reduces of a MiB or more for which ranks are late. wait: the others wait. relay: late ranks relay what the others reduce, on a thread of the library, and their own part is added when they come (docs/user.md#late-ranks). Over shared memory, TCP and MPI.";
     "STRATA_STAGE" stage: bool = "true", agreed,
         "Copy messages to ranks of the node into shared memory first, unless they are there already (ncclMemAlloc).";
     "STRATA_EAGER_BYTES" eager_bytes: usize = "16384", local,

@@ -215,17 +215,8 @@ static void other(ncclComm_t comm, int late_us, int is_stream) {
   for (size_t i = 0; i < count; i++) CHECK(to[i] == (int)(whose * 1000 + i % 1000));
 }
 
-static void rank_main(ncclUniqueId id) {
-  char node[32];
-  ncclComm_t comm;
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  alarm(120);
-  open_place();
-  snprintf(node, sizeof(node), "node%d", me * nnodes / nranks);
-  setenv("NCCL_HOSTID", node, 1);
-  int of_host = seed % 3 == 0 && !is_on_device;
-  OK(of_host ? strataCommInitHost(&comm, nranks, id, me, 60000) : ncclCommInitRank(&comm, nranks, id, me));
-  at = (struct place){place_for(MOST_BYTES), place_for(MOST_BYTES), place_for(16), malloc(MOST_BYTES), malloc(MOST_BYTES), place_stream()};
+/* The seed's calls. */
+static void make_calls(ncclComm_t comm) {
   for (now = 0; now < calls; now++) {
     /* How long such calls take is known after the first ones. */
     int is_late = now > 1 && next(2), who = next(nranks), others = next(4), us = next(next(2) ? 60000 : 6000), kind = next(6);
@@ -240,8 +231,53 @@ static void rank_main(ncclUniqueId id) {
     else other(comm, late_us, is_stream);
   }
   shared->late_calls[me] = late_calls(comm);
+}
+
+static void take_place(void) {
+  open_place();
+  at = (struct place){place_for(MOST_BYTES), place_for(MOST_BYTES), place_for(16), malloc(MOST_BYTES), malloc(MOST_BYTES), place_stream()};
+}
+
+static void rank_main(ncclUniqueId id) {
+  char node[32];
+  ncclComm_t comm;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  alarm(120);
+  take_place();
+  snprintf(node, sizeof(node), "node%d", me * nnodes / nranks);
+  setenv("NCCL_HOSTID", node, 1);
+  int of_host = seed % 3 == 0 && !is_on_device;
+  OK(of_host ? strataCommInitHost(&comm, nranks, id, me, 60000) : ncclCommInitRank(&comm, nranks, id, me));
+  make_calls(comm);
   OK(ncclCommDestroy(comm));
   _exit(0);
+}
+
+/* One rank of a job that a launcher has started: a communicator for each seed. */
+static long launched(unsigned long long first, unsigned long long seeds) {
+  ncclUniqueId id;
+  ncclComm_t world, comm;
+  long late = 0;
+  alarm(170);
+  OK(strataGetWorldId(&id, &nranks, &me));
+  CHECK(nranks <= MOST_RANKS);
+  take_place();
+  OK(ncclCommInitRank(&world, nranks, id, me));
+  for (seed = first; seed < first + seeds; seed++) {
+    uint64_t mine[MOST_CALLS + 1] = {0}, all[MOST_RANKS][MOST_CALLS + 1];
+    state = seed * 2654435761u + 12345;
+    calls = 8 + next(24);
+    OK(ncclCommSplit(world, 0, me, &comm, NULL));
+    make_calls(comm);
+    OK(ncclCommDestroy(comm));
+    memcpy(mine, shared->digests[me], calls * sizeof(*mine));
+    mine[calls] = (uint64_t)shared->late_calls[me];
+    OK(ncclAllGather(mine, all, MOST_CALLS + 1, ncclUint64, world, NULL));
+    for (int rank = 0; rank < nranks; rank++) CHECK(!memcmp(mine, all[rank], sizeof(mine)));
+    late += shared->late_calls[me];
+  }
+  OK(ncclCommDestroy(world));
+  return late;
 }
 
 static long one(void) {
@@ -279,14 +315,18 @@ static long one(void) {
   return shared->late_calls[0];
 }
 
+/* Arguments: [launched] the first seed, how many. */
 int main(int argc, char** argv) {
+  int is_launched = argc > 1 && !strcmp(argv[1], "launched");
+  argc -= is_launched, argv += is_launched;
   unsigned long long first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1, seeds = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
   long late = 0;
   setenv("STRATA_LATE", "relay", 0);
-  setenv("STRATA_INTER", "tcp", 0);
+  setenv("STRATA_INTER", is_launched ? "auto" : "tcp", 0);
   shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   CHECK(shared != MAP_FAILED);
-  for (seed = first; seed < first + seeds; seed++) late += one();
+  if (is_launched) late = launched(first, seeds);
+  else for (seed = first; seed < first + seeds; seed++) late += one();
   printf("%llu seeds from %llu: in %ld calls ranks were absent at first; all results are complete, and have the same bits on all "
          "ranks\n", seeds, first, late);
   CHECK(late > 0 || seeds < 2);

@@ -312,6 +312,11 @@ pub trait Endpoint: Send + std::fmt::Debug {
         false
     }
 
+    /// Whether what it uses is the program's wherever that is in no call (`MPI_THREAD_SERIALIZED`): no thread of ours may use it then.
+    fn only_in_calls(&self) -> bool {
+        false
+    }
+
     /// Blocks until there is something to poll for, the rank is woken ([`Wakeups`]), or for `limit`.
     fn wait(&mut self, limit: Duration) -> Result<()>;
 

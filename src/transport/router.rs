@@ -252,6 +252,11 @@ impl Router {
         }
     }
 
+    /// Whether no thread of ours may use the network while the program is in no call.
+    pub fn only_in_calls(&self) -> bool {
+        self.network.as_ref().is_some_and(|network| network.only_in_calls())
+    }
+
     /// The ranks whose systems do not have yet everything that was sent to them.
     pub fn undelivered(&mut self) -> Vec<Rank> {
         self.network.as_mut().map_or_else(Vec::new, |network| network.undelivered())

@@ -5,6 +5,7 @@
 //! launcher (default `mpirun`). Nodes are make-believe: `NCCL_HOSTID` says who shares one.
 
 mod carriers;
+mod late;
 mod providers;
 mod python;
 mod scripts;

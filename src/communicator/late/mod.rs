@@ -15,6 +15,7 @@ mod relay;
 
 use super::batch::{asked_at, OperationBatch};
 use super::engine::Engine;
+use super::engine_watch::Claim;
 use super::members::Member;
 use super::{AdaptOptions, CollectiveCall, Comm, CommOptions};
 use crate::carrier::Carrier;
@@ -489,6 +490,12 @@ impl Comm {
         self.late.get().map(|late| late.calls.load(Ordering::Relaxed))
     }
 
+    /// Whether this rank relays. One that does not is waited for, and nobody has to know of it.
+    fn may_relay(&self) -> bool {
+        let mut engine = self.engine(&Claim::default());
+        self.gpu().is_some() || !engine.as_mut().is_some_and(|engine| engine.transport().only_in_calls())
+    }
+
     /// Has late ranks relayed, where that is set and can be.
     pub(super) fn begin_late(self: &Arc<Comm>) -> Result<()> {
         match relays(&self.config, &self.members, &self.options, (self.grid.nnodes(), self.carrier)) {
@@ -496,7 +503,9 @@ impl Comm {
             Ok(true) => {
                 let late = Arc::new(LateRanks::new(self)?);
                 let comm: Weak<Comm> = Arc::downgrade(self);
-                self.status.relays_by(move |request| relay::begin(&comm, request));
+                if self.may_relay() {
+                    self.status.relays_by(move |request| relay::begin(&comm, request));
+                }
                 // Set once: this runs once for each communicator.
                 let _ = self.late.set(late);
             }

@@ -169,6 +169,10 @@ impl Endpoint for MpiEndpoint {
         true
     }
 
+    fn only_in_calls(&self) -> bool {
+        self.io.link.exclusive()
+    }
+
     fn takes_device_memory(&self) -> DeviceMemory {
         let (kinds, _) = self.device_memory;
         // Shorter messages travel with their header, which is put together by the host.

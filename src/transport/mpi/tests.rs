@@ -125,6 +125,7 @@ fn a_program_that_serialises_its_calls_finds_mpi_silent_between_operations() {
     let setup = setup(Grid::blocks(&[1, 1]), &universe);
     threads_with(2, |me, exchange| {
         let mut router = setup.open(me, exchange);
+        assert!(router.only_in_calls());
         let mut bytes = vec![me as u8; 700_000];
         let mut into = vec![9u8; 700_000];
         let (src, sinks) = (region(&mut bytes), region(&mut into));
@@ -153,6 +154,7 @@ fn a_program_that_has_left_its_last_communicator_may_finalise_mpi() {
     threads_with(2, |me, exchange| {
         for _ in 0..5 {
             let (mut router, other) = (setup.open(me, exchange), setup.open(me, exchange));
+            assert!(!router.only_in_calls());
             pass_one_message(me, &mut router);
             drop(other);
             drop(router);
