@@ -182,6 +182,9 @@ fn a_part_that_runs_no_test_fails() {
         let (succeeded, said) = Copy::new("nothing", &said).check(&["mpi"], "");
         assert!(!succeeded && row(&said, "mpi").contains("no test is called"), "{said}");
     }
+    // All crates' own tests are asked for, and a crate may have none.
+    let (succeeded, said) = Copy::new("few", &(run_of("y", "test y ... ok", 1, 0) + &nothing)).check(&["unit"], "");
+    assert!(succeeded, "{said}");
 }
 
 #[test]
