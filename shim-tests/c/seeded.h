@@ -2,8 +2,10 @@
    or as processes on virtual nodes. */
 #include "check.h"
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -54,6 +56,8 @@ static inline void in_processes(void *(*rank_main)(void *)) {
     CHECK(children[rank] >= 0);
     if (children[rank] == 0) {
       char node[16];
+      /* An alarm ends the parent alone. */
+      CHECK(!prctl(PR_SET_PDEATHSIG, SIGKILL));
       snprintf(node, sizeof node, "node%d", rank * nnodes / nranks);
       setenv("NCCL_HOSTID", node, 1);
       rank_main((void *)(intptr_t)rank);

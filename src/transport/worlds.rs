@@ -95,8 +95,9 @@ impl Exchange for Threads {
             (meeting.here, meeting.round) = (0, round + 1);
             changed.notify_all();
         }
-        let meeting = changed.wait_while(meeting, |meeting| meeting.round == round && !meeting.broken).unwrap();
-        assert!(meeting.round > round, "another rank has panicked");
+        let waits = |meeting: &mut Meeting| meeting.round == round && !meeting.broken;
+        let (meeting, _) = changed.wait_timeout_while(meeting, LIMIT, waits).unwrap();
+        assert!(meeting.round > round, "another rank has panicked, or does not come");
         Ok(meeting.heard.clone())
     }
 }

@@ -8,10 +8,11 @@ use crate::built::{library_dir, root, Compiler};
 fn results_over_mpi_are_complete_and_the_same_on_all_ranks_whoever_is_late() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
     let source = std::fs::read_to_string(root().join("shim-tests/c/late.c")).unwrap();
-    let options = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-lnccl", "-ldl", "-lm"].map(str::to_string);
-    let folders = [format!("-I{}", root().join("shim-tests/c").display()), format!("-L{}", library_dir().display())];
-    let program =
-        Compiler::new("c").compile(&source, &folders.iter().chain(&options).map(String::as_str).collect::<Vec<_>>());
+    let include = format!("-I{}", root().join("shim-tests/c").display());
+    let folder = format!("-L{}", library_dir().display());
+    let strict = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"];
+    let options = [&strict[..], &[&include, &folder, "-lnccl", "-ldl", "-lm"]].concat();
+    let program = Compiler::new("c").compile(&source, &options);
     for (ranks, first) in [(3, "1"), (5, "100")] {
         let said = mpi.run(ranks, "exec \"$@\"", &[program.to_str().unwrap(), "launched", first, "5"], &[]);
         assert!(said.contains("all results are complete, and have the same bits"), "{said}");
