@@ -67,7 +67,8 @@ pub fn checked(command: &mut Command) -> String {
                 child.kill().unwrap();
                 break None;
             }
-            None => std::thread::yield_now(),
+            // Not yielding: on Linux 6.18 threads that do nothing else keep others, and the kernel's own, from processors for minutes.
+            None => std::thread::sleep(Duration::from_millis(1)),
         }
     };
     let (out, err) = (out.join().unwrap(), err.join().unwrap());

@@ -5,7 +5,7 @@ use crate::vendor;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use strata::selection::table::{Row, Table};
 
 /// A folder for one test's files.
@@ -185,7 +185,7 @@ fn a_run_that_is_killed_leaves_a_whole_table_and_goes_on_from_it() {
     let rows = || Table::load(Path::new(&path)).map_or(0, |table| table.rows.len());
     while rows() == 0 {
         assert!(Instant::now() < deadline, "no row was written");
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(1));
     }
     killed.kill().unwrap();
     killed.wait().unwrap();

@@ -10,7 +10,7 @@ use super::reactor::{Reactor, ServiceCommand};
 use crate::error::{Error, Result};
 use crate::fork::{PerProcess, Unshared};
 use crate::process::{above_standard, thread};
-use crate::sync::locked;
+use crate::sync::{fence, locked};
 use crate::topo::interface::{self, Filter, Interface};
 use crate::topo::machine::Machine;
 use crate::topo::nics;
@@ -166,6 +166,7 @@ impl Service {
 
     fn start() -> Result<Service> {
         raise_descriptor_limit();
+        fence::prepare();
         let interface = meeting_interface()?;
         let listener = listen(interface.with_port(0))?;
         let addr = ServiceAddr(listener.local_addr()?);

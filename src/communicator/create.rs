@@ -35,7 +35,7 @@ use crate::selection::table::agree::{Followers, OwnTable};
 use crate::selection::{Context, Knowledge, Selector};
 use crate::sim::Cluster;
 use crate::sync::biased::Biased;
-use crate::sync::{fence, locked};
+use crate::sync::locked;
 use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
 use crate::transport::provider::CommProviders;
@@ -754,7 +754,6 @@ impl Meeting<'_> {
         let context = Context { knowledge, crowded, on_devices, lends, providers: providers.clone(), ..context };
         link(monitor.as_ref(), &config, self.cancel)?;
         tell_made(credentials.key, self.options.name.as_deref(), rank, &grid);
-        fence::prepare();
         let comm = Arc::new(Comm {
             origin: Origin::here(),
             credentials,

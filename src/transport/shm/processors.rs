@@ -37,7 +37,7 @@ pub fn tell(segment: &Segment, local: usize) {
     let place = segment.place(local);
     place.processors.0.iter().zip(processors).for_each(|(word, bits)| word.store(bits, Relaxed));
     place.most.0.store(most as u64, Relaxed);
-    place.fences.0.store(fence::prepare_everywhere().into(), Relaxed);
+    place.fences.0.store(fence::can_be_everywhere().into(), Relaxed);
 }
 
 /// Whether every rank of the node has a processor of its own, and its process can take part in fences between processes.

@@ -9,7 +9,7 @@
 //! Where each rank has a processor of its own the one who publishes has no fence but by the compiler: the sleeper's is one on
 //! all processors ([`fence::heavy_everywhere`]), which sleepers can afford. A rank that begins to publish so says it first
 //! (`light`) and makes such a fence itself: a sleeper that has not seen it has announced itself before, for all to see. Linux may leave a processor
-//! out of such fences for a while ([`fence::prepare_everywhere`]): then a sleeper may miss its wakeup, and sleeps for as long as its wait allows.
+//! out of such fences for a while ([`fence::can_be_everywhere`]): then a sleeper may miss its wakeup, and sleeps for as long as its wait allows.
 //!
 //! A rank without TCP peers sleeps on the futex; one with TCP peers must wait for sockets too, and it is woken by a
 //! datagram to a socket in the abstract name space.
@@ -241,7 +241,7 @@ mod tests {
     use super::*;
     use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
 
-    /// Has Linux know on every processor that this process takes part in fences everywhere: see [`fence::prepare_everywhere`].
+    /// Has Linux know on every processor that this process takes part in fences everywhere: see [`fence::can_be_everywhere`].
     fn run_another_process_everywhere() {
         if cfg!(miri) {
             return;
