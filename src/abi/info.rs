@@ -92,7 +92,7 @@ pub fn state(comm: CommHandle, text: Buffer, bytes: usize) -> Result<()> {
 }
 
 /// Writes an object where a program has room for so many bytes.
-fn write_json(told: &serde_json::Value, text: Buffer, bytes: usize) -> Result<()> {
+pub(super) fn write_json(told: &serde_json::Value, text: Buffer, bytes: usize) -> Result<()> {
     let told = told.to_string() + "\0";
     if told.len() > bytes {
         return Err(Error::InvalidArgument(format!("the description takes {} bytes, text has {bytes}", told.len())));

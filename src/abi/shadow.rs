@@ -313,13 +313,29 @@ pub fn describe(
     bytes: usize,
 ) -> Status {
     let machine = shadow::find(comm.0).and_then(|attached| attached.machine());
-    let alone = || Error::InvalidUsage("the vendor's library alone serves this communicator".to_string());
-    match machine.ok_or_else(alone).and_then(|machine| {
+    told("strataCommDescribe", machine, |machine| {
         super::info::write_description(&machine, (&[machine.inter.as_str()], &BTreeMap::new()), text, bytes)
-    }) {
+    })
+}
+
+/// `strataCommState`
+pub fn state(
+    _vendor: extern "C" fn(CommHandle, Buffer, usize) -> Status,
+    comm: CommHandle,
+    text: Buffer,
+    bytes: usize,
+) -> Status {
+    let state = shadow::find(comm.0).and_then(|attached| attached.state());
+    told("strataCommState", state, |state| super::info::write_json(&state, text, bytes))
+}
+
+/// Tells what is known of a communicator that Strata serves, too.
+fn told<T>(function: &str, known: Option<T>, write: impl FnOnce(T) -> crate::error::Result<()>) -> Status {
+    let alone = || Error::InvalidUsage("the vendor's library alone serves this communicator".to_string());
+    match known.ok_or_else(alone).and_then(write) {
         Ok(()) => Status::SUCCESS,
         Err(error) => {
-            crate::log::failed(&format!("strataCommDescribe: {error}"));
+            crate::log::failed(&format!("{function}: {error}"));
             Status(error.code())
         }
     }

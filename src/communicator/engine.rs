@@ -347,9 +347,9 @@ impl Engine {
         self.config.vendor_scratch_bytes.min(MOST_ROOM_BYTES)
     }
 
-    /// Whether a provider does the calls inside the node of this choice's plans.
-    fn is_around_node(&self, choice: &algorithms::Choice) -> bool {
-        self.device.has_provider() && algorithms::is_leveled(choice)
+    /// Whether a provider does the calls inside the node of this choice's plans. None has roots.
+    fn is_around_node(&self, choice: &algorithms::Choice, collective: Collective) -> bool {
+        self.device.has_provider() && algorithms::is_leveled(choice) && !collective.has_root()
     }
 
     /// Begins a collective. Returns false for one that moves nothing: nobody has decided about it.
@@ -703,7 +703,7 @@ impl Engine {
 
     /// The plan as this rank runs it.
     fn plan(&self, choice: &algorithms::Choice, shape: &Shape, rank: Rank, staged: Staged) -> Result<Plan> {
-        if self.is_around_node(choice) {
+        if self.is_around_node(choice, shape.collective) {
             return algorithms::build_around_node(choice, shape, rank);
         }
         let plan = algorithms::build(choice, shape, rank)?;
@@ -761,7 +761,7 @@ impl Engine {
         }
         let Ready { call, decision, program, layout, weights, .. } = &self.recent[index];
         let bytes = layout.block_bytes();
-        let provided = match self.is_around_node(choice) {
+        let provided = match self.is_around_node(choice, call.collective) {
             true => algorithms::Choice { node: "vendor".to_string(), ..choice.clone() },
             false => choice.clone(),
         };

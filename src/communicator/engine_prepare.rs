@@ -187,7 +187,7 @@ impl Engine {
             0 => segment_bytes,
             _ => segment_bytes.min(most.max(64 * k)),
         };
-        if self.is_around_node(choice) {
+        if self.is_around_node(choice, call.collective) {
             // The longest call of a segment has all blocks, and three find room: one is brought together and one is taken
             // apart while the provider has the one between them.
             let blocks = if call.collective == Collective::AllReduce { 1 } else { self.grid.nranks() };
@@ -210,11 +210,11 @@ impl Engine {
         if decision.by == Policy::Strategy {
             // A file's shares hold, whatever was measured.
             let Executor::Own(Selection { choice, shares, .. }) = &decision.executor else { return None };
-            let shares = shares.as_ref().filter(|_| call.blocks.is_none() && !self.is_around_node(choice))?;
+            let shares = shares.as_ref().filter(|_| call.blocks.is_none() && !self.is_around_node(choice, call.collective))?;
             return Some((choice.clone(), shares.clone()));
         }
         let weights = self.shares.as_ref()?;
         let choice = epochs::shared_choice(call, decision, &self.grid)?;
-        (!self.is_around_node(&choice)).then(|| (choice, weights.clone()))
+        (!self.is_around_node(&choice, call.collective)).then(|| (choice, weights.clone()))
     }
 }

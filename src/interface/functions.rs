@@ -587,9 +587,11 @@ macro_rules! own_functions {
             /// is lost and why, links what STRATA_MEASURE_EVERY or strataCommProfile knows, goes_on whether lost ranks end nothing,
             /// late_calls in how many calls somebody was late. Where STRATA_LOST=continue does not hold calls is null, and where
             /// STRATA_LATE=relay does not late_calls; links where neither of the two has been asked for. links has epoch, how often shares
-            /// have changed by what was found, and mb_per_s, what each rank's link delivers, null where that is not known.
-            /// ncclInvalidArgument if it takes more than so many bytes.
-            "strata" fn strataCommState(comm: CommHandle, text: Buffer, bytes: usize) -> Status = native(info::state);
+            /// have changed by what was found, and mb_per_s, what each rank's link delivers, null where that is not known. In front of a
+            /// vendor's library it tells of calls that Strata carries. ncclInvalidArgument if it takes more than so many bytes.
+            "strata" fn strataCommState(
+                comm: CommHandle, text: Buffer, bytes: usize
+            ) -> Status = native(info::state), over(shadow::state);
             /// Has a function called when ranks have been lost and the others go on (STRATA_LOST=continue): on every rank that is left,
             /// once for each generation, on the thread of the call in which that was found, or of the next one where a rank was in none,
             /// and before it ends. It may call strataCommState; other calls on the communicator return ncclInvalidUsage there. Null: none any more.

@@ -268,6 +268,11 @@ impl LinkProfiler {
         AfterTelling::Rates(self.rates.clone())
     }
 
+    /// Microseconds that the rounds of the last measuring took.
+    pub fn cost_us(&self) -> f64 {
+        self.cost
+    }
+
     /// Whether what was found has changed the shares: else it is looked for less often.
     pub fn has_changed(&mut self, is_news: bool) {
         self.patience = if is_news { 1.0 } else { (2.0 * self.patience).min(MOST_PATIENCE) };

@@ -69,6 +69,12 @@ pub fn without_own_factor(reduction: Reduction) -> Reduction {
     }
 }
 
+/// Whether any library's reduction takes what stands for no input as none. What greatest and least floats are beside NaN differs between
+/// libraries, and between their releases.
+pub fn is_neutral_anywhere(reduction: &Reduction) -> bool {
+    reduction.dtype.is_integer() || !matches!(reduction.operator, Operator::Max | Operator::Min)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -89,6 +89,8 @@ pub(super) struct LateRanks {
     state: Mutex<LateState>,
     /// A thread relays, or is about to.
     is_relaying: AtomicBool,
+    /// Whether a vendor's library reduces inside the node.
+    is_in_front: bool,
     /// Calls in which somebody was absent.
     calls: AtomicU64,
 }
@@ -174,19 +176,6 @@ fn bytes_of(call: &CollectiveCall) -> usize {
     call.count.saturating_mul(call.dtype.size())
 }
 
-/// Whether calls like this one go on without late ranks; the same on all ranks.
-fn is_relayed(call: &CollectiveCall) -> bool {
-    let is_plain =
-        call.blocks.is_none() && call.joined.is_none() && call.residual.is_none() && call.algorithm.is_none();
-    let Some(decision) = call.decision.as_ref().filter(|_| is_plain) else { return false };
-    let is_own = matches!(&decision.executor, Executor::Own(Selection { .. }));
-    call.collective == Collective::AllReduce
-        && bytes_of(call) >= LEAST_BYTES
-        && is_own
-        && decision.code().is_none()
-        && decision.provider().is_none()
-}
-
 impl LateRanks {
     fn new(comm: &Comm) -> Result<LateRanks> {
         let nranks = comm.nranks();
@@ -199,16 +188,32 @@ impl LateRanks {
         let (_arenas, state) = ([input, output], Mutex::default());
         let memory = LateMemory::new(comm.gpu().map(|device| device.gpu()))?;
         let (is_relaying, calls) = (AtomicBool::new(false), AtomicU64::new(0));
-        Ok(LateRanks { call, word, words, _arenas, memory, state, is_relaying, calls })
+        let is_in_front = comm.options.companion.is_some();
+        Ok(LateRanks { call, word, words, _arenas, memory, state, is_relaying, is_in_front, calls })
+    }
+
+    /// Whether calls like this one go on without late ranks; the same on all ranks.
+    fn is_relayed(&self, call: &CollectiveCall) -> bool {
+        let is_plain =
+            call.blocks.is_none() && call.joined.is_none() && call.residual.is_none() && call.algorithm.is_none();
+        let Some(decision) = call.decision.as_ref().filter(|_| is_plain) else { return false };
+        let is_own = matches!(&decision.executor, Executor::Own(Selection { .. }));
+        let is_neutral = |reduction: &Reduction| !self.is_in_front || identity::is_neutral_anywhere(reduction);
+        call.collective == Collective::AllReduce
+            && bytes_of(call) >= LEAST_BYTES
+            && is_own
+            && call.reduction.as_ref().is_none_or(is_neutral)
+            && decision.code().is_none()
+            && decision.provider().is_none()
     }
 
     /// Calls are accepted: has what they may need, where that cannot be taken when ranks are late.
     pub(super) fn accept(&self, calls: &[CollectiveCall]) -> Result<()> {
         let options = locked(&self.state).options;
         if options.drops_late {
-            calls.iter().filter(|call| is_relayed(call)).try_for_each(|call| options.check(call))?;
+            calls.iter().filter(|call| self.is_relayed(call)).try_for_each(|call| options.check(call))?;
         }
-        let longest = calls.iter().filter(|call| is_relayed(call)).map(bytes_of).max();
+        let longest = calls.iter().filter(|call| self.is_relayed(call)).map(bytes_of).max();
         longest.map_or(Ok(()), |bytes| self.memory.make_room(bytes))
     }
 
@@ -227,7 +232,7 @@ impl LateRanks {
         call: &mut CollectiveCall,
     ) -> Result<Option<Box<LateCall>>> {
         let relayed = locked(&self.state).relay.take_if(|relay| relay.absences.is_some());
-        if call.factor_at.is_some() && (relayed.is_some() || is_relayed(call)) {
+        if call.factor_at.is_some() && (relayed.is_some() || self.is_relayed(call)) {
             call.read_factor(engine)?;
             call.factor_at = None;
         }
@@ -235,7 +240,7 @@ impl LateRanks {
         if let Some(relay) = relayed {
             return relay.come(comm, self.clone(), call, summary).map(Some);
         }
-        let Some(reduction) = call.reduction.filter(|_| is_relayed(call)) else { return Ok(None) };
+        let Some(reduction) = call.reduction.filter(|_| self.is_relayed(call)) else { return Ok(None) };
         call.reduction = Some(Reduction { divisor: 1, ..reduction });
         Ok(Some(Box::new(LateCall::new(self.clone(), summary, reduction, call.clone()))))
     }
@@ -526,8 +531,14 @@ pub(super) fn relays(
     options: &CommOptions,
     (nnodes, carrier): (usize, Option<Carrier>),
 ) -> std::result::Result<bool, &'static str> {
-    if config.late != Late::Relay || members.len() == 1 || options.companion.is_some() {
+    if config.late != Late::Relay || members.len() == 1 {
         return Ok(false);
+    }
+    if options.companion.is_some() && !matches!(carrier, Some(Carrier::TCP | Carrier::MPI)) {
+        return Err(match nnodes {
+            1 => "on one node the vendor's library makes all calls",
+            _ => "the vendor's library carries what goes between nodes (STRATA_INTER)",
+        });
     }
     if options.make_device.is_some() {
         return Err("data is on devices that are neither the host nor GPUs");

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::memory::{LateMemory, Vector};
-use super::{bytes_of, identity, is_relayed, Absence, Coming, LateCall, LateRanks, Stage, LEAST_BYTES};
+use super::{bytes_of, identity, Absence, Coming, LateCall, LateRanks, Stage, LEAST_BYTES};
 use crate::communicator::batch::{drive, drive_beside, OperationBatch};
 use crate::communicator::engine::Engine;
 use crate::communicator::{launch, CollectiveCall, Comm};
@@ -13,6 +13,7 @@ use crate::health::{diagnosis, CallSummary, RelayRequest};
 use crate::memory::DeviceRegion;
 use crate::plan::Collective;
 use crate::process::thread;
+use crate::selection::Decision;
 use crate::sync::locked;
 use crate::transport::Waker;
 use std::sync::atomic::Ordering;
@@ -77,7 +78,7 @@ impl Drop for Relaying {
 
 /// Runs the operation in the program's place, if the program has not come meanwhile. `heard_us`: when the question was heard here.
 fn run(comm: &Arc<Comm>, late: &Arc<LateRanks>, request: RelayRequest, heard_us: u64) -> Result<()> {
-    let Some((call, reduction, memory)) = asked_for(comm, late, &request)? else { return Ok(()) };
+    let Some((call, reduction, memory)) = asked_for(comm, late, &request, None)? else { return Ok(()) };
     let mut batch = OperationBatch::new(comm.clone());
     if !batch.take_turn_now() || !is_now(late, comm, &request) {
         return Ok(());
@@ -114,7 +115,7 @@ fn run_in_turn(
     if !is_now(late, comm, &request) {
         return Ok(());
     }
-    let Some(asked) = asked_for(comm, late, &request)? else { return Ok(()) };
+    let Some(asked) = asked_for(comm, late, &request, call.decision.clone())? else { return Ok(()) };
     let mut batch = called.in_its_turn();
     begin_in(&mut batch, late, (request, heard_us), asked);
     // A device that has failed shows in the calls themselves.
@@ -125,11 +126,13 @@ fn run_in_turn(
     })
 }
 
-/// The call that is asked for, what its program's reduces, and memory to run it with; none where such calls are not relayed.
+/// The call that is asked for, what its program's reduces, and memory to run it with; none where such calls are not relayed. In front of a vendor's
+/// library calls are decided with it in view: what has been decided of the program's call holds.
 fn asked_for(
     comm: &Comm,
     late: &LateRanks,
     request: &RelayRequest,
+    decision: Option<Arc<Decision>>,
 ) -> Result<Option<(CollectiveCall, Reduction, Vector)>> {
     let Some((count, reduction)) = request.call.all_reduce(comm.nranks()) else { return Ok(None) };
     let bytes = count.saturating_mul(reduction.dtype.size());
@@ -139,8 +142,11 @@ fn asked_for(
     let memory = late.memory.take(bytes)?;
     let mut call = CollectiveCall::new(Collective::AllReduce, [memory.region(); 2], count, reduction.dtype);
     call.reduction = Some(identity::without_own_factor(Reduction { divisor: 1, ..reduction }));
-    comm.decide(&mut call)?;
-    Ok(is_relayed(&call).then_some((call, reduction, memory)))
+    match decision {
+        Some(_) => call.decision = decision,
+        None => comm.decide(&mut call)?,
+    }
+    Ok(late.is_relayed(&call).then_some((call, reduction, memory)))
 }
 
 /// Whether the operation that is asked for is this rank's next one. Its turn is on, and nothing else runs from here on.
@@ -171,7 +177,7 @@ pub fn arrive(late: &LateRanks, call: &CollectiveCall, waker: Option<&Waker>) {
     let mut state = locked(&late.state);
     let Some(relay) = state.relay.as_mut().filter(|relay| relay.arrived.is_none()) else { return };
     let (Some(reduction), None) = (call.reduction, call.factor_at) else { return };
-    if relay.absent.is_none() && is_relayed(call) && call.summary() == relay.request.call {
+    if relay.absent.is_none() && late.is_relayed(call) && call.summary() == relay.request.call {
         relay.arrived = Some((call.input.part(0, bytes_of(call)), reduction));
         drop(state);
         waker.into_iter().for_each(Waker::wake);

@@ -151,6 +151,11 @@ impl Attached {
         Some(self.companion.get()?.machine())
     }
 
+    /// Who takes part in calls that Strata carries.
+    pub fn state(&self) -> Option<serde_json::Value> {
+        Some(self.companion.get()?.state())
+    }
+
     /// An id for ranks that are to join by growing, to be carried by the vendor's.
     pub fn grow_id(&self) -> Option<super::UniqueId> {
         self.companion.get()?.grow_id().ok()
