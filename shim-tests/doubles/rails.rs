@@ -3,7 +3,7 @@
 //! The program (`vendor/programs/rails.c`) puts copies in, collectives and copies out on streams and waits for nothing in
 //! between, so a missing synchronisation anywhere shows as a wrong number or a trap.
 
-use crate::built::{checked, library};
+use crate::built::{checked, library, root};
 use crate::soft;
 use crate::vendor::{Double, NCCL, RCCL};
 use std::path::{Path, PathBuf};
@@ -48,11 +48,17 @@ fn in_front(double: Double, inter: &str, mut command: Command) -> Command {
     command
 }
 
-/// Runs a command, in which Strata must have carried something by this algorithm.
-fn carried(command: &mut Command, algorithm: &str) {
+/// Runs a command, which must succeed; all that it writes.
+fn said_by(command: &mut Command) -> String {
     let output = command.env("NCCL_DEBUG", "INFO").output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {}\n{said}", output.status);
+    said
+}
+
+/// Runs a command, in which Strata must have carried something by this algorithm.
+fn carried(command: &mut Command, algorithm: &str) {
+    let said = said_by(command);
     // Which collectives come up the seed decides.
     let carried = said.lines().any(|line| line.contains(" INFO ") && line.contains(&format!("-> {algorithm}")));
     assert!(carried, "nothing was Strata's: {command:?}\n{said}");
@@ -194,6 +200,32 @@ fn rails_by_tcp_and_nodes_by_the_vendor_give_right_results() {
             carried(served(double, "tcp", &["4x1", "3", "12"]).envs(names), algorithm);
         }
     }
+}
+
+/// Shares of a file, some of them nothing, cut what the vendor's library reduces inside a node into parts of different sizes. The ranks also measure
+/// their links between calls.
+#[test]
+fn nodes_may_own_different_shares_of_what_the_vendor_reduces_inside_them() {
+    let file = root().join(format!("target/tmp/shares-{}.txt", std::process::id()));
+    for (double, grid, sizes, shares, seed) in [
+        (NCCL, "3x2", "2,2,2", "2,1,0", "1"),
+        (RCCL, "3x2", "2,2,2", "1,1,5", "2"),
+        (NCCL, "2+1+2", "2,1,2", "1,3,1", "3"),
+        (RCCL, "3+1+2", "3,1,2", "0,1,2", "4"),
+    ] {
+        let text = format!(
+            "strata strategy 1\ngrid {sizes}\nall_reduce 1 1G two_level(direct,direct) segment=64K window=2 shares={shares}\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        for most in ["5000", "1500000"] {
+            let mut command = served(double, "tcp", &[grid, seed, "12", most]);
+            let said = said_by(command.env("STRATA_STRATEGY", &file).env("STRATA_MEASURE_EVERY", "1"));
+            assert!(said.contains("-> two_level(vendor,direct)"), "no shares: {command:?}\n{said}");
+            assert!(said.contains("STRATA_STRATEGY, line 3"), "another reason: {command:?}\n{said}");
+            assert!(!said.contains("left out"), "{command:?}\n{said}");
+        }
+    }
+    std::fs::remove_file(file).unwrap();
 }
 
 /// Numbers that codes hold as they are, so that every result is exact: in front of the vendor and on Strata alone, with the

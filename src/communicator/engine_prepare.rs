@@ -190,7 +190,11 @@ impl Engine {
         if self.is_around_node(choice, call.collective) {
             // The longest call of a segment has all blocks, and three find room: one is brought together and one is taken
             // apart while the provider has the one between them.
-            let blocks = if call.collective == Collective::AllReduce { 1 } else { self.grid.nranks() };
+            // Where shares differ all rails take as much room as the longest.
+            let blocks = match call.collective {
+                Collective::AllReduce => weights.map_or(1, |weights| weights.largest_by_equal()),
+                _ => self.grid.nranks(),
+            };
             segment_bytes = segment_bytes.min((self.room_bytes() / 3 / blocks).max(64));
         }
         let plan = program.plan();
@@ -210,11 +214,10 @@ impl Engine {
         if decision.by == Policy::Strategy {
             // A file's shares hold, whatever was measured.
             let Executor::Own(Selection { choice, shares, .. }) = &decision.executor else { return None };
-            let shares = shares.as_ref().filter(|_| call.blocks.is_none() && !self.is_around_node(choice, call.collective))?;
+            let shares = shares.as_ref().filter(|_| call.blocks.is_none())?;
             return Some((choice.clone(), shares.clone()));
         }
         let weights = self.shares.as_ref()?;
-        let choice = epochs::shared_choice(call, decision, &self.grid)?;
-        (!self.is_around_node(&choice, call.collective)).then(|| (choice, weights.clone()))
+        Some((epochs::shared_choice(call, decision, &self.grid)?, weights.clone()))
     }
 }

@@ -8,6 +8,7 @@ use super::batch::OperationBatch;
 use super::{CollectiveCall, Comm};
 use crate::algorithms::Choice;
 use crate::error::{Error, Result};
+use crate::fork::PerProcess;
 use crate::memory::{Arena, Region};
 use crate::plan::blocks::{packed, BlockTable};
 use crate::plan::weights::ChunkWeights;
@@ -18,7 +19,7 @@ use crate::selection::{Decision, Executor, Policy, Selection, AUTO};
 use crate::sync::locked;
 use crate::topo::{Grid, Rank};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use std::time::Instant;
 
 /// Bytes of the shortest all-reduces that are counted and shared: what links deliver matters to those.
@@ -27,6 +28,9 @@ const LEAST_BYTES: usize = 1 << 20;
 /// received in a round. A number that is not known is 0.
 const NUMBERS: usize = 4;
 const WORD: usize = NUMBERS * size_of::<f64>();
+
+/// Said once in a process.
+static REFUSED: PerProcess<Once> = PerProcess::new(Once::new);
 
 /// How long the counted calls take: of the largest ones since that was last asked the quickest.
 #[derive(Debug, Default)]
@@ -335,11 +339,18 @@ impl Comm {
         self.epochs.get().and_then(|epochs| locked(&epochs.known).shares.clone())
     }
 
-    /// Begins to count all-reduces, where that is set. On communicators with a vendor's library in front nothing is shared so.
+    /// Begins to count all-reduces, where that is set.
     pub(super) fn begin_epochs(&self) -> Result<()> {
-        let is_meant = self.config.measure_every > 0 && self.grid.nnodes() > 1;
-        if is_meant && self.options.companion.is_none() && self.options.on_host.is_none() {
-            self.epochs(self.config.measure_every)?;
+        if self.config.measure_every == 0 || self.grid.nnodes() == 1 || self.options.on_host.is_some() {
+            return Ok(());
+        }
+        // In front of a vendor's library there is something to share where Strata's transports go between nodes.
+        if self.options.companion.is_none() || self.gpu().is_some() {
+            return self.epochs(self.config.measure_every).map(|_| ());
+        }
+        if self.rank == Rank(0) {
+            let why = "the vendor's library carries what goes between nodes (STRATA_INTER)";
+            REFUSED.get().call_once(|| crate::log::notice(&format!("STRATA_MEASURE_EVERY is left out: {why}")));
         }
         Ok(())
     }

@@ -180,7 +180,7 @@ pub enum Policy {
     Script,
     /// Thresholds that the user has set.
     Thresholds,
-    /// `STRATA_STRATEGY`, without a vendor library.
+    /// `STRATA_STRATEGY`. In front of a vendor library what has two levels, over transports of Strata's own.
     Strategy,
     /// `STRATA_TUNING_TABLE`.
     TuningTable,
@@ -328,7 +328,10 @@ impl Policy {
             Policy::Thresholds if has_thresholds_over(collective, config) => {
                 Some(vendor::by_bytes(collective, bytes, grid, config, front.library))
             }
-            // Shares and cuts of a strategy are for Strata's own transports.
+            Policy::Strategy if front.carrier.is_own() => {
+                let strategy = knowledge.strategies.find(collective, bytes)?;
+                algorithms::is_leveled(&strategy.choice).then(|| (Route::TwoLevel, strategy.said_of(bytes)))
+            }
             Policy::Thresholds | Policy::Strategy => None,
             Policy::TuningTable => {
                 let route = match knowledge.tuned.leaves_to_vendor(collective, bytes)? {
@@ -374,8 +377,10 @@ impl Policy {
             Policy::Script => by_script(request, context),
             Policy::Thresholds if !has_thresholds(collective, config) => Ok(None),
             Policy::Thresholds | Policy::Defaults => by_thresholds().map(Some),
-            Policy::Strategy if context.front.is_some() => Ok(None),
-            Policy::Strategy => knowledge.strategies.select(request, context),
+            Policy::Strategy => {
+                let fits = |choice: &Choice| context.front.is_none() || algorithms::is_leveled(choice);
+                Ok(knowledge.strategies.select(request, context)?.filter(|(selection, _)| fits(&selection.choice)))
+            }
             Policy::TuningTable => match knowledge.tuned.advice(request, context) {
                 None => Ok(None),
                 Some(advice) => {

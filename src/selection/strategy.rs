@@ -241,12 +241,16 @@ impl Strategies {
             return Ok(None);
         }
         let selection = selected(choice.clone(), (*segment_bytes, *window), request, context)?;
-        let reason = format!("STRATA_STRATEGY, line {}, for {bytes} bytes", strategy.line);
-        Ok(Some((Selection { shares: strategy.shares.clone(), ..selection }, reason)))
+        Ok(Some((Selection { shares: strategy.shares.clone(), ..selection }, strategy.said_of(bytes))))
     }
 }
 
 impl Strategy {
+    /// Why a call of so many bytes follows it.
+    pub(super) fn said_of(&self, bytes: usize) -> String {
+        format!("STRATA_STRATEGY, line {}, for {bytes} bytes", self.line)
+    }
+
     /// Whether the algorithm does the collective on a grid with these shares: by symbols, or whether there is such an algorithm.
     fn prove(&self, grid: &Arc<Grid>, by_symbols: bool) -> std::result::Result<verify::Report, String> {
         let Strategy { collective, choice, .. } = self;

@@ -633,10 +633,12 @@ impl Comm {
 
     /// Has calls go on without lost ranks, where that is set and can be.
     pub(super) fn begin_survivors(&self) -> Result<()> {
-        if self.config.lost != Lost::Continue || self.nranks() == 1 || self.options.companion.is_some() {
+        if self.config.lost != Lost::Continue || self.nranks() == 1 {
             return Ok(());
         }
-        let why = if self.options.make_device.is_some() {
+        let why = if self.options.companion.is_some() {
+            "a vendor's library makes calls inside nodes"
+        } else if self.options.make_device.is_some() {
             "data is on a device of the program's own"
         } else if self.options.on_host.is_some() {
             "sends and receives of strataCommInitHost's communicators have no order among each other"
