@@ -113,6 +113,8 @@ static void rank_main(ncclUniqueId id, ncclUniqueId other) {
   SAYS("with STRATA_LOST=continue");
   CHECK(strataCommAdapt(comm, me == 0 ? "rescale=on" : "") == ncclInvalidUsage);
   SAYS("different options");
+  CHECK(strataCommAdapt(comm, me == 0 ? "late=drop" : "late=bring") == ncclInvalidUsage);
+  SAYS("different options");
   sums(comm, nranks, 0);
   OK(strataCommAdapt(comm, "rescale=on"));
   sums(comm, nranks, 1);
@@ -136,6 +138,12 @@ static void rank_main(ncclUniqueId id, ncclUniqueId other) {
   OK(strataCommAdapt(comm, "rescale=off,rescale=on"));
   sums(comm, nranks - 1, 1);
   OK(ncclCommDestroy(comm));
+
+  if (me == 0) {
+    OK(ncclCommInitAll(&mixed, 1, NULL));
+    OK(strataCommAdapt(mixed, "rescale=on"));
+    OK(ncclCommDestroy(mixed));
+  }
 
   /* Where lost ranks end the communicator there is nothing to ask for. */
   setenv("STRATA_LOST", "fail", 1);

@@ -217,5 +217,12 @@ int main(void) {
   CHECK(strataCommAdapt(comm, "late=drop") == ncclInvalidUsage);
   SAYS("STRATA_LATE");
   OK(ncclCommDestroy(comm));
+
+  /* A rank alone is nobody's late one: as elsewhere, it may ask. */
+  setenv("STRATA_LATE", "relay", 1);
+  OK(ncclCommInitAll(&comm, 1, NULL));
+  OK(strataCommAdapt(comm, "late=drop,rescale=on"));
+  OK(strataCommAdapt(comm, NULL));
+  OK(ncclCommDestroy(comm));
   return 0;
 }

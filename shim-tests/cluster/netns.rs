@@ -258,7 +258,8 @@ fn a_nic_that_goes_down_is_named_by_who_waits_for_it() {
     assert!(!has_succeeded && said.contains("eth1, the NIC of rank 3, is down: operation "), "{said}");
 }
 
-/// A rank's NIC goes down in a call, and all ranks make it again over NICs that are up: every element of every call is checked.
+/// A rank's NIC goes down in a call, and all ranks make it again over NICs that are up: every element of every call is checked. Two ranks have one NIC
+/// then, and all find shares by that.
 #[test]
 fn all_ranks_go_on_over_other_nics_when_one_goes_down() {
     if !allowed() {
@@ -271,11 +272,14 @@ fn all_ranks_go_on_over_other_nics_when_one_goes_down() {
     let options = ["-I", checks.to_str().unwrap(), "-L", library.to_str().unwrap(), "-lnccl"];
     let program = built::Compiler::new("c").compile(&source, &options);
     let env =
-        ["env", "NCCL_COMM_ID=10.0.0.1:29555", "NCCL_DEBUG=WARN", "STRATA_LOST=continue", "STRATA_TIMEOUT_MS=30000"];
+        ["env", "NCCL_COMM_ID=10.0.0.1:29555", "NCCL_DEBUG=INFO", "STRATA_LOST=continue", "STRATA_TIMEOUT_MS=30000"];
     let mut ranks = cluster.command("run");
     ranks.args(["--each", "rank", "--"]).args(env).arg(&program).args(["8388608", "12"]);
     let (has_succeeded, said) = cluster.with_nic_down(ranks.env("LD_LIBRARY_PATH", &library), 12 << 20);
     println!("{said}");
+    let shared: Vec<&str> =
+        said.lines().filter_map(|line| line.split_once(" INFO epoch 1 ")).map(|(_, how)| how).collect();
+    assert!(shared.len() == 6 && shared.iter().all(|how| *how == shared[0]), "{shared:?}");
     let all_go_on =
         said.contains(": 6 ranks go on over NICs that are up: ") && said.contains("eth1, the NIC of rank 3, is down");
     assert!(has_succeeded && said.matches(" done, longest call ").count() == 6 && all_go_on, "{said}");

@@ -10,7 +10,6 @@ use std::process::Command;
 /// The library's modules, lowest first: each may use those before it.
 const ORDER: [&str; 32] = [
     "error",
-    "sync",
     "carrier",
     "digest",
     "process",
@@ -18,6 +17,7 @@ const ORDER: [&str; 32] = [
     "code",
     "config",
     "fork",
+    "sync",
     "log",
     "admission",
     "listen",

@@ -4,6 +4,7 @@
 use super::batch::{drive, OperationBatch};
 use super::lost::{run_words, CommitWord};
 use super::{CollectiveCall, Comm};
+use crate::config::{Late, Lost};
 use crate::dtype::{Operator, Prologue, RedOp, Reduction};
 use crate::error::{Error, Result};
 use std::str::FromStr;
@@ -86,13 +87,20 @@ impl Comm {
         let survivors = self.survivors.get();
         // Ranks that are lost meanwhile leave another generation.
         let late = || self.generation().unwrap_or_else(|| self.clone()).late.get().cloned();
-        let relays = late().is_some();
-        if survivors.is_none() && !relays {
+        // A rank alone waits for nobody and loses nobody: what is set holds of its own.
+        let is_alone = self.nranks() == 1;
+        let relays = late().is_some() || is_alone && self.config.late == Late::Relay;
+        let outlasts = survivors.is_some() || is_alone && self.config.lost == Lost::Continue;
+        if !outlasts && !relays {
             let text = "strataCommAdapt: ranks that are lost end this communicator (STRATA_LOST), and late ones are waited for \
                         (STRATA_LATE): nothing goes on that could adapt";
             return Err(Error::InvalidUsage(text.to_string()));
         }
-        if options.drops_late && survivors.is_some() {
+        if !is_alone {
+            self.agree_on(options)?;
+        }
+        // After that: where ranks ask for different options, all are told of it.
+        if options.drops_late && outlasts {
             let text = "strataCommAdapt: late=drop: with STRATA_LOST=continue a call ends when all ranks say that they have it, late ones too";
             return Err(Error::InvalidUsage(text.to_string()));
         }
@@ -100,6 +108,14 @@ impl Comm {
             let text = "strataCommAdapt: late=drop: late ranks are waited for (STRATA_LATE)";
             return Err(Error::InvalidUsage(text.to_string()));
         }
+        survivors.into_iter().for_each(|survivors| survivors.adapt(options));
+        late().into_iter().for_each(|late| late.adapt(options));
+        Ok(())
+    }
+
+    /// All ranks that are left ask for these options.
+    fn agree_on(self: &Arc<Comm>, options: AdaptOptions) -> Result<()> {
+        let survivors = self.survivors.get();
         let ops = [RedOp::Min, RedOp::Max];
         let [least, most] = match survivors {
             Some(survivors) if !survivors.is_on_gpu() => {
@@ -119,8 +135,6 @@ impl Comm {
             let text = format!("strataCommAdapt: ranks ask for different options: this one for {}", options.text());
             return Err(Error::InvalidUsage(text));
         }
-        survivors.into_iter().for_each(|survivors| survivors.adapt(options));
-        late().into_iter().for_each(|late| late.adapt(options));
         Ok(())
     }
 

@@ -6,12 +6,13 @@ use super::engine::{DataPlace, Engine};
 use super::engine_watch::EngineWatch;
 use super::fuse::FuseRules;
 use super::gpu::GpuLauncher;
+use super::meeting_watch::Watch;
 use super::members::{check_kinds, check_versions, Member};
 use super::messages::Counters;
 use super::siblings::{self, AsSibling};
 use super::windows::Windows;
-use super::{batch, late, nics, ops, provided, tuning, Comm, OperationQueue, ALIVE, ENDED};
-use crate::bootstrap::connection::{Interrupt, Interruption};
+use super::{late, nics, ops, provided, tuning, Comm, OperationQueue, ALIVE, ENDED};
+use crate::bootstrap::connection::Interrupt;
 use crate::bootstrap::launcher;
 use crate::bootstrap::rendezvous::ranges;
 use crate::bootstrap::{Credentials, Service, ServiceAddr};
@@ -23,7 +24,7 @@ use crate::device::gpu::GpuDevice;
 use crate::digest::Digest;
 use crate::error::{counted, Error, Result};
 use crate::fork::{Origin, PerProcess};
-use crate::health::{Loss, Monitor, RankStatus};
+use crate::health::{Monitor, RankStatus};
 use crate::log::Level;
 use crate::memory::stream_bytes;
 use crate::script::share;
@@ -41,9 +42,9 @@ use crate::topo::{host, Grid, Rank};
 use crate::transport::provider::CommProviders;
 use crate::transport::shm::Rates;
 use crate::transport::{self, Exchange as _, Waker};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What a program may ask of a communicator (`ncclConfig_t`); what has no meaning on the host is kept and ignored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,57 +135,9 @@ const LONG_BYTES: usize = 1 << 20;
 const SHRINK: &str = "shrink to";
 /// And that of a meeting of those who go on without lost ranks.
 const SURVIVORS: &str = "survivors";
-/// How long after news of a loss the meeting is given up: what the lost rank has said before may still be on its way.
-const HOPELESS: Duration = Duration::from_secs(1);
-
 /// Whether ranks that have failed in the parent may come, and come again.
 fn is_without_lost(purpose: &str) -> bool {
     purpose.starts_with(SHRINK) || purpose.starts_with(SURVIVORS)
-}
-
-/// Watches the ranks of a parent that make a communicator: what one of them was to say never comes if it is lost.
-struct Watch<'a> {
-    parent: &'a Comm,
-    ranks: &'a [usize],
-    /// Ranks whose own part in the parent has failed, or was ended, may come to this meeting: only deaths count.
-    shrinks: bool,
-    cancel: &'a AtomicBool,
-    begun: Instant,
-    /// How often the others have been asked whether they are still there.
-    asked: AtomicUsize,
-}
-
-impl Watch<'_> {
-    fn new<'a>(parent: &'a Comm, ranks: &'a [usize], shrinks: bool, cancel: &'a AtomicBool) -> Watch<'a> {
-        Watch { parent, ranks, shrinks, cancel, begun: Instant::now(), asked: AtomicUsize::new(0) }
-    }
-
-    /// Asks some of the others after each second of waiting: a rank that has left the parent in good order is no loss of
-    /// which anybody is told.
-    fn ask(&self) {
-        let asked = self.asked.load(Ordering::Relaxed);
-        if self.begun.elapsed() < HOPELESS * (asked as u32 + 1) {
-            return;
-        }
-        self.asked.store(asked + 1, Ordering::Relaxed);
-        let others: Vec<Rank> = batch::asked_at(self.ranks, asked).into_iter().map(Rank::from_index).collect();
-        locked(&self.parent.monitor).iter().for_each(|monitor| monitor.compare_sends(&others));
-    }
-}
-
-impl Interrupt for Watch<'_> {
-    fn interrupted(&self) -> Option<Interruption> {
-        let concerns = |loss: &Loss| {
-            let rank = loss.rank as usize;
-            rank != self.parent.rank() && self.ranks.contains(&rank) && (!self.shrinks || loss.is_death())
-        };
-        self.ask();
-        self.cancel.interrupted().or_else(|| {
-            let losses = self.parent.status.losses();
-            let (_, loss) = losses.iter().find(|(since, loss)| since.elapsed() >= HOPELESS && concerns(loss))?;
-            Some(Interruption::Hopeless(loss.error.clone()))
-        })
-    }
 }
 
 /// How long ranks whose vendor's communicator stands already wait for each other. Who does not come by then has no Strata.
@@ -465,7 +418,7 @@ impl Comm {
         on_device: Option<&DeviceHome>,
         cancel: &AtomicBool,
     ) -> Result<Arc<Comm>> {
-        let watch = Watch::new(self, left, true, cancel);
+        let watch = Watch::among_survivors(self, left, cancel);
         let session = self.meet(left, &format!("{SURVIVORS} {left:?}"), 0, 0, &watch)?;
         let rank = left.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
         let sibling = Some(AsSibling::Survivors { parent: self, device: on_device });
@@ -487,7 +440,7 @@ impl Comm {
         made.inspect_err(|_| self.abort())?;
         if sibling.is_none_or(AsSibling::carries_data) {
             self.record_calls();
-            self.begin_epochs()?;
+            self.begin_epochs(matches!(sibling, Some(AsSibling::Survivors { .. })))?;
             self.begin_late()?;
         }
         if sibling.is_none() {

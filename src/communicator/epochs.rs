@@ -18,12 +18,14 @@ use crate::selection::shares::{self, NodeShares};
 use crate::selection::{Decision, Executor, Policy, Selection, AUTO};
 use crate::sync::locked;
 use crate::topo::{Grid, Rank};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once};
 use std::time::Instant;
 
 /// Bytes of the shortest all-reduces that are counted and shared: what links deliver matters to those.
 const LEAST_BYTES: usize = 1 << 20;
+/// Bytes of an even share of a rail below which calls are not shared.
+const LEAST_CHUNK_BYTES: usize = 4096;
 /// A rank's word: what its link delivers where the transport knows that, the size of its calls, the least time of a byte, and what it has
 /// received in a round. A number that is not known is 0.
 const NUMBERS: usize = 4;
@@ -95,6 +97,8 @@ struct Known {
 /// How the ranks of a communicator tell each other what their links deliver.
 pub struct Epochs {
     every: u64,
+    /// Links are to be measured after the next call but the first.
+    is_wanted: AtomicBool,
     /// All-reduces of the program that were counted.
     calls: AtomicU64,
     /// The all-gather of the ranks' words.
@@ -131,6 +135,7 @@ impl Epochs {
         let known = Known { rates: vec![None; nranks], ..Known::default() };
         Ok(Epochs {
             every,
+            is_wanted: AtomicBool::new(false),
             calls: AtomicU64::new(0),
             call,
             word,
@@ -145,11 +150,12 @@ impl Epochs {
         locked(&self.known).profiler.forget();
     }
 
-    /// Whether the ranks tell each other after these calls, by their number.
+    /// Whether the ranks tell each other after these calls, by their number. The first call is not held up by a measuring that others wait for.
     pub(super) fn are_due(&self, calls: &[CollectiveCall]) -> bool {
         let more = calls.iter().filter(|call| counts(call)).count() as u64;
         let before = self.calls.fetch_add(more, Ordering::Relaxed);
-        before / self.every != (before + more) / self.every
+        let is_wanted = before > 0 && more > 0 && self.is_wanted.swap(false, Ordering::AcqRel);
+        is_wanted || before / self.every != (before + more) / self.every
     }
 
     /// The next call of the ranks' own, with its regions in host memory, whatever the communicator's device; none where the program's
@@ -298,7 +304,9 @@ fn tell_change(known: &Known, operation: u64) {
 /// asked for, or cannot have shares.
 pub(super) fn shared_choice(call: &CollectiveCall, decision: &Decision, grid: &Grid) -> Option<Choice> {
     let Executor::Own(Selection { choice, .. }) = &decision.executor else { return None };
-    if !counts(call) {
+    // Shorter messages are bound by their number, of which `direct` has the most.
+    let chunk_bytes = call.count.saturating_mul(call.dtype.size()) / (grid.nrails() * grid.nnodes());
+    if !counts(call) || chunk_bytes < LEAST_CHUNK_BYTES {
         return None;
     }
     let is_free = !matches!(decision.by, Policy::Named | Policy::Code | Policy::Script | Policy::Thresholds);
@@ -339,14 +347,19 @@ impl Comm {
         self.epochs.get().and_then(|epochs| locked(&epochs.known).shares.clone())
     }
 
-    /// Begins to count all-reduces, where that is set.
-    pub(super) fn begin_epochs(&self) -> Result<()> {
-        if self.config.measure_every == 0 || self.grid.nnodes() == 1 || self.options.on_host.is_some() {
+    /// Begins to count all-reduces, where that is set. Where ranks go on without lost ones (`after_loss`) links are measured once in any case: a node with
+    /// fewer ranks, or fewer NICs, has others carry more.
+    pub(super) fn begin_epochs(&self, after_loss: bool) -> Result<()> {
+        let every = match self.config.measure_every {
+            0 if after_loss => u64::MAX,
+            every => every,
+        };
+        if every == 0 || self.grid.nnodes() == 1 || self.options.on_host.is_some() {
             return Ok(());
         }
         // In front of a vendor's library there is something to share where Strata's transports go between nodes.
         if self.options.companion.is_none() || self.gpu().is_some() {
-            return self.epochs(self.config.measure_every).map(|_| ());
+            return self.epochs(every).map(|epochs| epochs.is_wanted.store(after_loss, Ordering::Release));
         }
         if self.rank == Rank(0) {
             let why = "the vendor's library carries what goes between nodes (STRATA_INTER)";

@@ -29,6 +29,7 @@ mod launch;
 mod live;
 mod lost;
 mod measure;
+mod meeting_watch;
 pub(crate) mod members;
 mod messages;
 mod nics;
