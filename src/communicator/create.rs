@@ -6,7 +6,7 @@ use super::engine::{DataPlace, Engine};
 use super::engine_watch::EngineWatch;
 use super::fuse::FuseRules;
 use super::gpu::GpuLauncher;
-use super::meeting_watch::Watch;
+use super::meeting_watch::MeetingWatch;
 use super::members::{check_kinds, check_versions, Member};
 use super::messages::Counters;
 use super::siblings::{self, AsSibling};
@@ -326,7 +326,7 @@ impl Comm {
         let params = InitParams { nranks, rank, ids: vec![id], options, device, gpu };
         let Some(parent) = parent else { return Comm::init(params, cancel) };
         let ranks: Vec<usize> = (0..parent.nranks()).collect();
-        let watch = Watch::new(parent, &ranks, false, cancel);
+        let watch = MeetingWatch::new(parent, &ranks, false, cancel);
         let comm = Comm::init_unless(params, &watch, cancel)?;
         *locked(&parent.grow_id) = None;
         Ok(comm)
@@ -336,7 +336,7 @@ impl Comm {
     pub fn tell(&self, said: Vec<u8>, cancel: &AtomicBool) -> Result<Vec<Vec<u8>>> {
         let number = self.children.fetch_add(1, Ordering::AcqRel);
         let all: Vec<usize> = (0..self.nranks()).collect();
-        let watch = Watch::new(self, &all, false, cancel);
+        let watch = MeetingWatch::new(self, &all, false, cancel);
         let mut session = self.meet(&all, "tell", number, 0, &watch)?;
         let told = session.allgather(said)?;
         session.close();
@@ -399,7 +399,7 @@ impl Comm {
     /// A communicator of all its ranks for a further carrier. Collective.
     pub(super) fn make_sibling(&self, sibling: AsSibling<'_>, cancel: &AtomicBool) -> Result<Arc<Comm>> {
         let all: Vec<usize> = (0..self.nranks()).collect();
-        let watch = Watch::new(self, &all, false, cancel);
+        let watch = MeetingWatch::new(self, &all, false, cancel);
         let session = self.meet(&all, &format!("carrier {}", sibling.name()), 0, 0, &watch)?;
         let own_name = self.options.name.as_deref().unwrap_or_default();
         let options = CommOptions { name: Some(format!("{own_name}@{}", sibling.name())), ..self.options.clone() };
@@ -418,7 +418,7 @@ impl Comm {
         on_device: Option<&DeviceHome>,
         cancel: &AtomicBool,
     ) -> Result<Arc<Comm>> {
-        let watch = Watch::among_survivors(self, left, cancel);
+        let watch = MeetingWatch::among_survivors(self, left, cancel);
         let session = self.meet(left, &format!("{SURVIVORS} {left:?}"), 0, 0, &watch)?;
         let rank = left.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
         let sibling = Some(AsSibling::Survivors { parent: self, device: on_device });
@@ -456,7 +456,7 @@ impl Comm {
         options: CommOptions,
         cancel: &AtomicBool,
     ) -> Result<Arc<Comm>> {
-        let watch = Watch::new(self, ranks, is_without_lost(purpose), cancel);
+        let watch = MeetingWatch::new(self, ranks, is_without_lost(purpose), cancel);
         let session = self.meet(ranks, purpose, number, color, &watch).map_err(|error| self.in_parent(ranks, error))?;
         let rank = ranks.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
         let options = CommOptions {

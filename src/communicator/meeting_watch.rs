@@ -15,7 +15,7 @@ const HOPELESS: Duration = Duration::from_secs(1);
 const HOPELESS_AMONG_SURVIVORS: Duration = Duration::from_millis(50);
 
 /// Watches the ranks of a parent that make a communicator: what one of them was to say never comes if it is lost.
-pub(super) struct Watch<'a> {
+pub(super) struct MeetingWatch<'a> {
     parent: &'a Comm,
     ranks: &'a [usize],
     /// Ranks whose own part in the parent has failed, or was ended, may come to this meeting: only deaths count.
@@ -28,16 +28,25 @@ pub(super) struct Watch<'a> {
     asked: AtomicUsize,
 }
 
-impl Watch<'_> {
+impl MeetingWatch<'_> {
     /// Gives a meeting of these ranks up a while after news of a loss.
-    pub(super) fn new<'a>(parent: &'a Comm, ranks: &'a [usize], shrinks: bool, cancel: &'a AtomicBool) -> Watch<'a> {
+    pub(super) fn new<'a>(
+        parent: &'a Comm,
+        ranks: &'a [usize],
+        shrinks: bool,
+        cancel: &'a AtomicBool,
+    ) -> MeetingWatch<'a> {
         let (patience, begun, asked) = (HOPELESS, Instant::now(), AtomicUsize::new(0));
-        Watch { parent, ranks, shrinks, patience, cancel, begun, asked }
+        MeetingWatch { parent, ranks, shrinks, patience, cancel, begun, asked }
     }
 
     /// That of a meeting of those who go on without lost ranks.
-    pub(super) fn among_survivors<'a>(parent: &'a Comm, ranks: &'a [usize], cancel: &'a AtomicBool) -> Watch<'a> {
-        Watch { patience: HOPELESS_AMONG_SURVIVORS, ..Watch::new(parent, ranks, true, cancel) }
+    pub(super) fn among_survivors<'a>(
+        parent: &'a Comm,
+        ranks: &'a [usize],
+        cancel: &'a AtomicBool,
+    ) -> MeetingWatch<'a> {
+        MeetingWatch { patience: HOPELESS_AMONG_SURVIVORS, ..MeetingWatch::new(parent, ranks, true, cancel) }
     }
 
     /// Asks some of the others after each second of waiting: a rank that has left the parent in good order is no loss of
@@ -53,7 +62,7 @@ impl Watch<'_> {
     }
 }
 
-impl Interrupt for Watch<'_> {
+impl Interrupt for MeetingWatch<'_> {
     fn interrupted(&self) -> Option<Interruption> {
         let concerns = |loss: &Loss| {
             let rank = loss.rank as usize;
