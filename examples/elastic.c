@@ -132,9 +132,11 @@ int main(void)
         ended(&share, ++share.calls);
         for (int which = 0; which < FEATURES; which++)
             weights[which] -= RATE * 2 * sums[which] / sums[FEATURES + 1];
-        if (step % 50 == 49 && share.now.place == 0)
+        if (step % 50 == 49 && share.now.place == 0) {
             printf("step %d: loss %.12g of %.0f samples on %d ranks\n", step + 1, sums[FEATURES] / sums[FEATURES + 1],
                    sums[FEATURES + 1], share.now.members);
+            fflush(stdout); /* Who is killed has said what it had to. */
+        }
     }
     CHECK(ncclCommDestroy(share.comm));
     return 0;

@@ -354,7 +354,7 @@ variables! {
     "STRATA_TCP_NICS" tcp_nics: TcpNics = "auto", agreed,
         "By which NICs of its node a rank's large messages go over TCP. own: by its own. all: by all of them at once. auto: by all in calls that have a root or blocks of different sizes (by a quarter or more), which load ranks unevenly, and by its own in others.";
     "STRATA_MEASURE_EVERY" measure_every: u64 = "0", agreed,
-        "After every so many all-reduces of a MiB or more the ranks of a communicator tell each other how long these took; the first time, and where they have become slower, rounds of messages measure the links between nodes. Where some are slow, all-reduces from the next one on give each rank a share of the vector by what its link delivers. 0: never, shares are even.";
+        "After every so many all-reduces of a MiB or more the ranks of a communicator tell each other how long these took; the first time, and where they have become slower, rounds of messages measure the links between nodes. Where some are slow, all-reduces from the next one on give each rank a share of the vector by what its link delivers. 0: never, but for once after a loss (STRATA_LOST=continue); shares are even.";
     "STRATA_LOSSLESS" lossless: LosslessSetting = "off", agreed,
         "Whether long messages between nodes over TCP are coded without loss (docs/codes.md). zstd: where the link is slow enough that coding saves time, and for bytes that shrink. always: however fast the link is. off: never.";
     "STRATA_LOSSLESS_MIN_BYTES" lossless_min_bytes: usize = "65536", agreed,

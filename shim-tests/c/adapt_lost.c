@@ -142,6 +142,7 @@ static void rank_main(ncclUniqueId id, ncclUniqueId other) {
   if (me == 0) {
     OK(ncclCommInitAll(&mixed, 1, NULL));
     OK(strataCommAdapt(mixed, "rescale=on"));
+    OK(strataCommOnChange(mixed, NULL, NULL));
     OK(ncclCommDestroy(mixed));
   }
 

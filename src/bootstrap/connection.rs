@@ -100,17 +100,20 @@ impl Conn {
         };
         // Its port may be another one's while its end keeps it for a minute.
         sockopt::set_socket_reuseaddr(&*stream, true)?;
-        let connecting = match rustix::net::connect(&*stream, &addr) {
-            Ok(()) => false,
-            Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => true,
+        Conn::connect(stream, addr)
+    }
+
+    fn connect(stream: Unshared<TcpStream>, addr: SocketAddr) -> io::Result<Conn> {
+        match rustix::net::connect(&*stream, &addr) {
+            Ok(()) | Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
-        };
+        }
         stream.set_nodelay(true)?;
         Ok(Conn {
             stream,
             inbox: Vec::new(),
             outbox: VecDeque::new(),
-            connecting,
+            connecting: true,
             failed: None,
             limit: FIRST_FRAME_LIMIT,
         })
@@ -175,6 +178,8 @@ impl Conn {
                 return Err(error);
             }
             match self.stream.peer_addr() {
+                // Where nobody listens yet the system may give a connection the port that it is to: it has met itself then.
+                Ok(peer) if self.stream.local_addr()? == peer => return Err(ErrorKind::ConnectionRefused.into()),
                 Ok(_) => self.connecting = false,
                 Err(error) if error.kind() == ErrorKind::NotConnected => return Ok(()),
                 Err(error) => return Err(error),
@@ -297,6 +302,21 @@ mod tests {
     use super::*;
     use rustix::event::{poll, PollFd};
     use std::net::TcpListener;
+
+    #[test]
+    fn a_connection_that_meets_itself_is_refused() {
+        let hold = fork::hold();
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let stream = TcpStream::from(socket);
+        let own = stream.local_addr().unwrap();
+        let stream = Unshared::new(stream, &hold);
+        drop(hold);
+        let mut conn = Conn::connect(stream, own).unwrap();
+        assert_eq!(conn.stream.peer_addr().unwrap(), own, "the system does so");
+        conn.send(Arc::from(*b"word"));
+        assert_eq!(conn.flush().expect_err("it has met itself").kind(), ErrorKind::ConnectionRefused);
+    }
 
     #[test]
     fn an_error_that_was_passed_over_is_met_again() {

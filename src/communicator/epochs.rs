@@ -336,10 +336,12 @@ impl Comm {
     }
 
     /// What is known of the links: how many times shares have changed, and what each rank's link delivers in MB/s. None where ranks do not
-    /// tell each other.
-    pub(super) fn told_links(&self) -> Option<serde_json::Value> {
+    /// tell each other. Its ranks are these members of so many.
+    pub(super) fn told_links(&self, nranks: usize, members: &[usize]) -> Option<serde_json::Value> {
         let known = locked(&self.epochs.get()?.known);
-        Some(serde_json::json!({ "epoch": known.epoch, "mb_per_s": known.rates }))
+        let mut rates = vec![None; nranks];
+        members.iter().zip(&known.rates).for_each(|(&member, rate)| rates[member] = *rate);
+        Some(serde_json::json!({ "epoch": known.epoch, "mb_per_s": rates }))
     }
 
     /// What ranks own of all-reduces now, where links deliver differently (`STRATA_MEASURE_EVERY`).

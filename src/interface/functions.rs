@@ -586,8 +586,8 @@ macro_rules! own_functions {
             /// is the number of the first collective of this generation, calls of the collectives that have ended (strataCommAdapt takes two), lost has each rank that
             /// is lost and why, links what STRATA_MEASURE_EVERY or strataCommProfile knows, goes_on whether lost ranks end nothing,
             /// late_calls in how many calls somebody was late. Where STRATA_LOST=continue does not hold calls is null, and where
-            /// STRATA_LATE=relay does not late_calls; links where neither of the two has been asked for. links has epoch, how often shares
-            /// have changed by what was found, and mb_per_s, what each rank's link delivers, null where that is not known. In front of a
+            /// STRATA_LATE=relay does not late_calls; links where neither of the two has been asked for and no rank is lost. links has epoch, how often shares
+            /// have changed by what was found, and mb_per_s, what each rank's link delivers, null where that is not known or the rank is lost. In front of a
             /// vendor's library it tells of calls that Strata carries. ncclInvalidArgument if it takes more than so many bytes.
             "strata" fn strataCommState(
                 comm: CommHandle, text: Buffer, bytes: usize
@@ -595,6 +595,7 @@ macro_rules! own_functions {
             /// Has a function called when ranks have been lost and the others go on (STRATA_LOST=continue): on every rank that is left,
             /// once for each generation, on the thread of the call in which that was found, or of the next one where a rank was in none,
             /// and before it ends. It may call strataCommState; other calls on the communicator return ncclInvalidUsage there. Null: none any more.
+            /// ncclInvalidUsage where lost ranks end the communicator.
             "strata" fn strataCommOnChange(
                 comm: CommHandle, callback: Callback, argument: Buffer
             ) -> Status = native(communicators::on_change);

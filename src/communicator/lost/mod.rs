@@ -578,10 +578,15 @@ impl Comm {
     /// the [`state`](Comm::state); other calls on the communicator are refused there.
     pub fn on_change(&self, act: Option<Box<dyn Fn() + Send>>) -> Result<()> {
         self.at_home()?;
-        let survivors = self.survivors.get().ok_or_else(|| {
-            Error::InvalidUsage("ranks that are lost end the communicator (STRATA_LOST): nothing changes".to_string())
-        })?;
-        *locked(&survivors.on_change) = act;
+        match self.survivors.get() {
+            Some(survivors) => *locked(&survivors.on_change) = act,
+            // A rank alone has nobody to lose.
+            None if self.nranks() == 1 && self.config.lost == Lost::Continue => {}
+            None => {
+                let text = "ranks that are lost end the communicator (STRATA_LOST): nothing changes";
+                return Err(Error::InvalidUsage(text.to_string()));
+            }
+        }
         Ok(())
     }
 
@@ -593,7 +598,7 @@ impl Comm {
         let Generation { comm, members, number, first_call, gone } = &*generation;
         let lost: Vec<_> =
             gone.iter().map(|(rank, reason)| serde_json::json!({ "rank": rank, "reason": reason })).collect();
-        let links = comm.as_deref().unwrap_or(self).told_links();
+        let links = comm.as_deref().unwrap_or(self).told_links(self.nranks(), members);
         serde_json::json!({
             "ranks": self.nranks(),
             "goes_on": survivors.is_some(),
