@@ -173,11 +173,6 @@ impl Layout {
         self.elem_bytes
     }
 
-    /// Whether all chunks of all blocks are of one size, but for what does not divide.
-    pub fn is_even(&self) -> bool {
-        self.blocks.is_none() && self.weights.is_none()
-    }
-
     /// Whether blocks may differ in size.
     pub fn is_vectored(&self) -> bool {
         self.blocks.is_some()

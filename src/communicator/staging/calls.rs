@@ -228,8 +228,8 @@ impl NodeCalls {
         let stride = (0..parts.len()).map(|index| parts.block_bytes(index)).max().unwrap_or(0);
         let is_beside = stride * parts.len() > self.beside_bytes;
         let [pack, unpack] = if is_beside { [PACK, UNPACK] } else { [CALL, CALL] };
-        // Where parts differ in size some ranks have them as the provider wants them and others not, and all must ask for blocks of one length.
-        let is_even = self.running.as_ref().is_none_or(|(_, layout)| layout.is_even());
+        // Where blocks differ in size each rank has places of its own for them, and all must ask for blocks of one length.
+        let is_even = self.running.as_ref().is_none_or(|(_, layout)| !layout.is_vectored());
         let lie = |blocks: &Blocks<OnDevice>| contiguous(blocks, stride).filter(|_| is_even);
         let (send, recv) = (lie(&call.src), lie(&call.dst));
         let mut last = CALL;
