@@ -135,6 +135,7 @@ const LONG_BYTES: usize = 1 << 20;
 const SHRINK: &str = "shrink to";
 /// And that of a meeting of those who go on without lost ranks.
 const SURVIVORS: &str = "survivors";
+
 /// Whether ranks that have failed in the parent may come, and come again.
 fn is_without_lost(purpose: &str) -> bool {
     purpose.starts_with(SHRINK) || purpose.starts_with(SURVIVORS)

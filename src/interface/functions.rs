@@ -588,7 +588,7 @@ macro_rules! own_functions {
             /// late_calls in how many calls somebody was late. Where STRATA_LOST=continue does not hold calls is null, and where
             /// STRATA_LATE=relay does not late_calls; links where neither of the two has been asked for and no rank is lost. links has epoch, how often shares
             /// have changed by what was found, and mb_per_s, what each rank's link delivers, null where that is not known or the rank is lost. In front of a
-            /// vendor's library it tells of calls that Strata carries. ncclInvalidArgument if it takes more than so many bytes.
+            /// vendor's library it tells of calls that Strata carries, ncclInvalidUsage where it carries none. ncclInvalidArgument if it takes more than so many bytes.
             "strata" fn strataCommState(
                 comm: CommHandle, text: Buffer, bytes: usize
             ) -> Status = native(info::state), over(shadow::state);

@@ -378,8 +378,8 @@ impl Policy {
             Policy::Thresholds if !has_thresholds(collective, config) => Ok(None),
             Policy::Thresholds | Policy::Defaults => by_thresholds().map(Some),
             Policy::Strategy => {
-                let fits = |choice: &Choice| context.front.is_none() || algorithms::is_leveled(choice);
-                Ok(knowledge.strategies.select(request, context)?.filter(|(selection, _)| fits(&selection.choice)))
+                let found = knowledge.strategies.select(request, context)?;
+                Ok(found.filter(|(found, _)| context.front.is_none() || algorithms::is_leveled(&found.choice)))
             }
             Policy::TuningTable => match knowledge.tuned.advice(request, context) {
                 None => Ok(None),
