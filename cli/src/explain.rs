@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use strata::algorithms::{self, levels};
 use strata::carrier::{Carrier, Inter};
-use strata::config::Config;
+use strata::config::{Config, Lost};
 use strata::error::{counted, Error, Result};
 use strata::plan::Collective;
 use strata::script::{share, store, SharedScripts};
@@ -259,7 +259,9 @@ impl Question {
         let code = self.config.code(self.collective);
         let provided = ProviderSet::ALL;
         let request = Request { root: self.root, code, provided, ..Request::new(self.collective, block_bytes) };
-        let front = front.map(|library| Front { library, carrier: self.config.inter.in_front() });
+        let carrier = self.config.inter.in_front();
+        let outlasts = self.config.lost == Lost::Continue && carrier == Carrier::TCP;
+        let front = front.map(|library| Front { library, carrier, outlasts });
         let carriers = if front.is_some() { CommCarriers::default() } else { self.carriers()? };
         let own = Context {
             knowledge: self.knowledge.clone(),

@@ -2,7 +2,7 @@
    there are, on how many nodes, what they call, and who is killed when. What ranks contribute says in each result who has
    contributed: a rank's part is a bit. Every rank that is left writes down who contributed to each call; the parent looks that all
    wrote the same, that nobody comes back, and that those who are left are in all. With SURVIVORS_PROVIDER calls are that provider's; with
-   SOFT_DEVICE data is on that driver's GPU. */
+   SOFT_DEVICE data is on that driver's GPU, and with SURVIVORS_IN_FRONT a vendor's library works inside the nodes until ranks are lost. */
 #define _GNU_SOURCE
 #include "places.h"
 
@@ -46,7 +46,7 @@ struct shared {
 };
 
 static unsigned long long seed = 1, state;
-static int me = -1, now, kind_now, nranks, nnodes, calls, only_kind = -1, stops, losses, held_calls, timed;
+static int is_in_front, me = -1, now, kind_now, nranks, nnodes, calls, only_kind = -1, stops, losses, held_calls, timed;
 static struct shared* shared;
 
 static unsigned next(unsigned below) {
@@ -214,6 +214,7 @@ static void changed(void* argument) {
   CHECK(number_in_state("generation") >= changes && number_in_state("ranks") == nranks);
   CHECK(number_in_state("first_call") > 0 && number_in_state("first_call") <= number_in_state("calls") + 1);
   CHECK(ncclAllReduce(&number, &number, 1, ncclFloat, ncclSum, watched, NULL) == ncclInvalidUsage);
+  if (is_in_front) return; /* The others are the vendor's. */
   CHECK(ncclCommSplit(watched, 0, 0, &other, NULL) == ncclInvalidUsage);
   CHECK(ncclCommDestroy(watched) == ncclInvalidUsage);
 }
@@ -258,6 +259,12 @@ static void rank_main(ncclUniqueId id) {
   ncclResult_t async = ncclInternalError;
   OK(ncclCommGetAsyncError(comm, &async));
   CHECK(async == ncclSuccess);
+  if (is_in_front && changes > 0) {
+    /* What only the vendor's library does would wait for who is lost. */
+    double product = 0;
+    CHECK(ncclAllReduce(&product, &product, 1, ncclDouble, (ncclRedOp_t)(ncclNumOps + 1000), comm, (cudaStream_t)stream) ==
+          ncclRemoteError);
+  }
   if (is_on_device) {
     /* A call on a GPU that needs what is lost ends the communicator: nobody would know that its result is none. */
     OK(ncclAllGather(there(in_here), there(out_here), 8, ncclInt64, comm, (cudaStream_t)stream));
@@ -308,6 +315,7 @@ static double one(void) {
   nranks = 2 + next(MOST_RANKS - 1);
   if (nranks > MOST_RANKS) nranks = MOST_RANKS;
   nnodes = 1 + next(nranks < 4 ? nranks : 4);
+  if (is_in_front && nnodes == 1) return 0; /* The vendor's library makes all calls. */
   calls = 20 + next(60);
   memset(shared, 0, sizeof(*shared));
   /* New generations measure their links, and an algorithm that is named may not do what is left. */
@@ -368,6 +376,7 @@ int main(int argc, char** argv) {
   if (argc > 3 && strcmp(argv[3], "stop") == 0) stops = 1;
   else if (argc > 3) only_kind = atoi(argv[3]);
   if (stops) setenv("STRATA_LOST_MS", "1000", 1);
+  is_in_front = getenv("SURVIVORS_IN_FRONT") != NULL;
   setenv("STRATA_LOST", "continue", 1);
   setenv("STRATA_INTER", "tcp", 1);
   shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

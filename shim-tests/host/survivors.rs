@@ -3,6 +3,7 @@
 
 use crate::built::{checked, free_port, library_dir, root, run_with, Compiler};
 use crate::soft;
+use crate::vendor::{NCCL, RCCL};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -24,6 +25,15 @@ fn those_who_are_left_meet_in_windows_that_time_closes() {
 #[test]
 fn those_who_are_left_go_on_on_gpus() {
     on_gpus("survivors.c", &["1", "8"]);
+}
+
+/// In front of the double of each vendor's library, which works inside the nodes until the first rank is lost.
+#[test]
+fn those_who_are_left_go_on_in_front_of_a_vendor_s_library() {
+    on_gpus_with("survivors.c", &["1", "12"], |driver| {
+        let double = if driver == "hip" { RCCL } else { NCCL };
+        vec![("STRATA_NCCL_LIB", double.library()), ("SURVIVORS_IN_FRONT", "1".into())]
+    });
 }
 
 /// Runs a program on the double of each driver.

@@ -566,6 +566,11 @@ pub fn abort(comm: CommHandle) -> Result<()> {
 /// `strataCommOnChange`
 pub fn on_change(comm: CommHandle, callback: Callback, argument: Buffer) -> Result<()> {
     let comm = handles::find(comm)?.ready()?;
+    watch(&comm, callback, argument)
+}
+
+/// Has a program's function called when ranks of a communicator are lost.
+pub(super) fn watch(comm: &Comm, callback: Callback, argument: Buffer) -> Result<()> {
     let act = callback.get("callback").ok().map(|callback| {
         let argument = argument.address();
         Box::new(move || callback(argument)) as Box<dyn Fn() + Send>
@@ -575,7 +580,11 @@ pub fn on_change(comm: CommHandle, callback: Callback, argument: Buffer) -> Resu
 
 /// `strataCommAdapt`
 pub fn adapt(comm: CommHandle, options: Text) -> Result<()> {
-    let comm = handles::find(comm)?.usable()?;
+    adapt_comm(&handles::find(comm)?.usable()?, options)
+}
+
+/// Has a communicator go on as a program says.
+pub(super) fn adapt_comm(comm: &Arc<Comm>, options: Text) -> Result<()> {
     let options = if options.is_null() { AdaptOptions::default() } else { options.get("options")?.parse()? };
     comm.adapt(options)
 }

@@ -4,15 +4,15 @@
 //! returns, the program gets.
 
 use super::entry::enter;
-use super::{operations, options};
+use super::{communicators, operations, options};
 use crate::communicator::group as host_group;
 use crate::communicator::shadow::{
     self, after, group, join_id, read_id, Attached, CommInit, CreatedBy, End, VendorCall,
 };
-use crate::communicator::UniqueId;
+use crate::communicator::{Comm, UniqueId};
 use crate::error::{Code, Error, SUCCESS};
 use crate::interface::layouts::{CollConfig, NcclConfig, SimInfo, UniqueIdBytes};
-use crate::interface::pointer::{Buffer, ConstBuffer, ConstPtr, Ptr};
+use crate::interface::pointer::{Buffer, Callback, ConstBuffer, ConstPtr, Ptr, Text};
 use crate::interface::types::{CommHandle, OpCode, Status, StreamHandle, TypeCode, Window};
 use crate::plan::Collective;
 use crate::vendor::guard::inside;
@@ -329,6 +329,32 @@ pub fn state(
     told("strataCommState", state, |state| super::info::write_json(&state, text, bytes))
 }
 
+/// What carries a communicator's calls between nodes.
+fn carried(function: &str, comm: CommHandle, act: impl FnOnce(&Arc<Comm>) -> crate::error::Result<()>) -> Status {
+    let companion = shadow::find(comm.0).and_then(|attached| attached.carrier());
+    told(function, companion, |companion| companion.usable().and_then(|()| act(&companion)))
+}
+
+/// `strataCommOnChange`
+pub fn on_change(
+    _vendor: extern "C" fn(CommHandle, Callback, Buffer) -> Status,
+    comm: CommHandle,
+    callback: Callback,
+    argument: Buffer,
+) -> Status {
+    carried("strataCommOnChange", comm, |comm| communicators::watch(comm, callback, argument))
+}
+
+/// `strataCommAdapt`
+pub fn adapt(_vendor: extern "C" fn(CommHandle, Text) -> Status, comm: CommHandle, options: Text) -> Status {
+    carried("strataCommAdapt", comm, |comm| communicators::adapt_comm(comm, options))
+}
+
+/// `strataCommProfile`
+pub fn profile(_vendor: extern "C" fn(CommHandle) -> Status, comm: CommHandle) -> Status {
+    carried("strataCommProfile", comm, |comm| comm.profile())
+}
+
 /// Tells what is known of a communicator that Strata serves, too.
 fn told<T>(function: &str, known: Option<T>, write: impl FnOnce(T) -> crate::error::Result<()>) -> Status {
     let alone = || Error::InvalidUsage("the vendor's library alone serves this communicator".to_string());
@@ -406,7 +432,13 @@ fn collective(comm: CommHandle, call: VendorCall, vendor: impl FnOnce() -> Statu
         Some(call) => Status(group::submit(call, library)),
         None => match attached.own_call(&call) {
             Some(operation) => Status(group::submit_own(operation)),
-            None => inside(vendor),
+            None => match attached.has_all() {
+                Ok(()) => inside(vendor),
+                Err(error) => {
+                    crate::log::failed(error.text());
+                    Status(error.code())
+                }
+            },
         },
     }
 }

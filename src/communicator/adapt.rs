@@ -104,6 +104,10 @@ impl Comm {
             let text = "strataCommAdapt: late=drop: with STRATA_LOST=continue a call ends when all ranks say that they have it, late ones too";
             return Err(Error::InvalidUsage(text.to_string()));
         }
+        if options.drops_late && self.options.companion.is_some() {
+            let text = "strataCommAdapt: late=drop: in front of a vendor's library what late ranks have is brought";
+            return Err(Error::InvalidUsage(text.to_string()));
+        }
         if options.drops_late && !relays {
             let text = "strataCommAdapt: late=drop: late ranks are waited for (STRATA_LATE)";
             return Err(Error::InvalidUsage(text.to_string()));
@@ -123,7 +127,7 @@ impl Comm {
             }
             _ => {
                 let words = ops.map(|_| CommitWord::new(options.word()));
-                let calls = [0, 1].map(|index| words[index].call(self.nranks(), ops[index]));
+                let calls = [0, 1].map(|index| self.around_vendor(words[index].call(self.nranks(), ops[index])));
                 match survivors {
                     Some(survivors) => run_words(self, survivors, &calls)?,
                     None => self.run_own(calls)?,

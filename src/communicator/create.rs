@@ -423,7 +423,8 @@ impl Comm {
         let session = self.meet(left, &format!("{SURVIVORS} {left:?}"), 0, 0, &watch)?;
         let rank = left.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
         let sibling = Some(AsSibling::Survivors { parent: self, device: on_device });
-        let options = self.options.clone();
+        // The vendor's communicator of the node has ranks that are lost: Strata's own transports do its part from now on.
+        let options = CommOptions { companion: None, ..self.options.clone() };
         let (nranks, device, gpu, links) = (left.len(), self.device, None, self.links.get().copied());
         Meeting { session, rank, nranks, options, device, gpu, links, cancel, sibling }.hold()
     }

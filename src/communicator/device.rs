@@ -209,6 +209,9 @@ pub trait Device: Send {
         false
     }
 
+    /// Ends the provider, whose ranks are not those that go on with the device.
+    fn retire_provider(&mut self) {}
+
     /// The process ends, and a driver may have ended already: leaves everything as it is.
     fn leave(self: Box<Self>) {}
 }
@@ -239,6 +242,7 @@ impl DeviceSeat {
     /// Sends the device home, if it has one; nothing may be pending on it. Host memory is in its place.
     pub fn give_back(&mut self) {
         if let Some(home) = self.home.take() {
+            self.device.retire_provider();
             let device = std::mem::replace(&mut self.device, Box::new(HostDevice::default()));
             *locked(&home) = Some(device);
         }

@@ -10,7 +10,7 @@
 use super::device::DeviceHome;
 use super::{fuse, CollectiveCall, Comm, CommOptions, Launch, Operation};
 use crate::carrier::{Carrier, Carriers, FurtherCarrier, Inter};
-use crate::config::Config;
+use crate::config::{Config, Fuse};
 use crate::device::StreamRef;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
@@ -104,8 +104,11 @@ impl AsSibling<'_> {
                 let Config { broadcast_algo, providers, .. } = Config::default();
                 Config { broadcast_algo, providers, ..parent.config.clone() }
             }
-            // It decides calls itself.
-            AsSibling::Survivors { parent, .. } => return parent.config.clone(),
+            // It decides calls itself. In front of a vendor's library its device has no room for joined ones.
+            AsSibling::Survivors { parent, .. } => {
+                let fuse = if parent.options.companion.is_some() { Fuse::Off } else { parent.config.fuse };
+                return Config { fuse, ..parent.config.clone() };
+            }
         };
         Config {
             carriers: Carriers::alone(),

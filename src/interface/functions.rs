@@ -598,7 +598,7 @@ macro_rules! own_functions {
             /// ncclInvalidUsage where lost ranks end the communicator.
             "strata" fn strataCommOnChange(
                 comm: CommHandle, callback: Callback, argument: Buffer
-            ) -> Status = native(communicators::on_change);
+            ) -> Status = native(communicators::on_change), over(shadow::on_change);
             /// Says how calls go on without lost ranks (STRATA_LOST=continue) and late ones (STRATA_LATE=relay): options are names with values, commas
             /// between them; what is not named is off, and null names nothing.
             /// "rescale=on" has floats' sums (ncclSum and operations of ncclRedOpCreatePreMulSum) multiplied by the number of ranks over the
@@ -609,14 +609,18 @@ macro_rules! own_functions {
             /// GPUs, and where lost ranks end the communicator, it returns when all that was called before has ended.
             /// ncclInvalidUsage where ranks ask for different options, where lost ranks end the communicator and late ones are waited for, and for "late=drop"
             /// where late ones are waited for, or calls end when all ranks say that they have them (STRATA_LOST=continue); ncclInvalidArgument for what is no option.
-            "strata" fn strataCommAdapt(comm: CommHandle, options: Text) -> Status = native(communicators::adapt);
+            "strata" fn strataCommAdapt(
+                comm: CommHandle, options: Text
+            ) -> Status = native(communicators::adapt), over(shadow::adapt);
         }
         "Links" {
             /// Measures the links between the communicator's nodes now, with a MiB or more for each of its NICs, and has all-reduces of a MiB or more share their work by
             /// that from then on, until they are measured again (by this, or after every STRATA_MEASURE_EVERY calls). All ranks call it, in the same place among their
             /// collectives; it returns when all have the figures, which strataCommState tells as links. Of ranks on one node it does nothing.
             /// ncclInvalidUsage on communicators of strataCommInitHost.
-            "strata" fn strataCommProfile(comm: CommHandle) -> Status = native(communicators::profile);
+            "strata" fn strataCommProfile(
+                comm: CommHandle
+            ) -> Status = native(communicators::profile), over(shadow::profile);
         }
         "Streams" {
             /// Makes a stream.

@@ -45,6 +45,8 @@ pub struct Front {
     pub library: Vendor,
     /// What moves messages between nodes in calls that the library does not do alone.
     pub carrier: Carrier,
+    /// Calls go on without lost ranks, which those of the library do not.
+    pub outlasts: bool,
 }
 
 /// What all decisions of a communicator rest on; the same on all its ranks.
@@ -261,10 +263,18 @@ pub(super) fn routed(
     context: &Context,
     front: Front,
 ) -> Option<(Policy, Route, String)> {
-    POLICIES.iter().find_map(|policy| {
+    let (policy, route, reason) = POLICIES.iter().find_map(|policy| {
         let (route, reason) = policy.route(request, bytes, context, front)?;
         Some((*policy, route, reason))
-    })
+    })?;
+    let is_required = matches!(policy, Policy::Conditions | Policy::VendorOnly | Policy::Named);
+    match route {
+        // Nobody knows beforehand in which call a rank will be lost.
+        Route::Vendor if front.outlasts && !is_required => {
+            Some((policy, Route::TwoLevel, "calls go on without lost ranks (STRATA_LOST=continue)".to_string()))
+        }
+        route => Some((policy, route, reason)),
+    }
 }
 
 impl Policy {
@@ -690,7 +700,7 @@ mod tests {
         let model = Knowledge { tuned: Arc::default(), machine: table.machine.clone(), ..Knowledge::default() };
         let grid = || Grid::blocks(&[8; 256]);
         let by = |knowledge: &Knowledge, config: &Config, carrier, grid: Grid| {
-            let front = Some(Front { library, carrier });
+            let front = Some(Front { library, carrier, outlasts: false });
             let context = context(grid, config);
             let context = Context { knowledge: knowledge.clone(), front, ..context };
             decided(&Request::new(collective, (16 << 20) / 2048), &context)
@@ -733,7 +743,7 @@ mod tests {
     fn a_communicator_profits_where_any_size_can_be_taken_over() {
         let front = |config: &Config, knowledge: Knowledge| {
             let library = Vendor { version: 23203, rccl: false };
-            let front = Some(Front { library, carrier: Carrier::Vendor });
+            let front = Some(Front { library, carrier: Carrier::Vendor, outlasts: false });
             Context { front, knowledge, ..context(Grid::blocks(&[2; 2]), config) }
         };
         let odd = |algorithm| Row { size: Size::Within(1000, 1010), ..row(Collective::AllReduce, 1000, algorithm) };

@@ -209,7 +209,7 @@ mod tests {
         let library = Vendor { version: 23203, rccl: false };
         let decided = |collective, sizes, carrier, algorithm: &str| {
             let config = Config { all_gather_algo: algorithm.to_string(), ..Config::default() };
-            let front = Some(Front { library, carrier });
+            let front = Some(Front { library, carrier, outlasts: false });
             let context = Context { front, ..Context::new(Arc::new(Grid::blocks(&[2, 2])), config, false) };
             let decision = decide(&Request { sizes, ..Request::new(collective, 1000) }, &context).unwrap();
             match decision.executor {

@@ -159,7 +159,7 @@ mod tests {
     const F32: i32 = 7;
 
     fn decision(collective: Collective, count: usize, sizes: &[usize], config: &Config, library: Vendor) -> Decision {
-        let front = Some(Front { library, carrier: Carrier::Vendor });
+        let front = Some(Front { library, carrier: Carrier::Vendor, outlasts: false });
         let context = Context { front, ..Context::new(Arc::new(Grid::blocks(sizes)), config.clone(), false) };
         decide(&Request::new(collective, 4 * count), &context).unwrap()
     }

@@ -15,7 +15,7 @@ fn place(members: &[usize], rank: Rank) -> Option<Rank> {
     members.binary_search(&rank.index()).ok().map(Rank::from_index)
 }
 
-fn lacks(what: &str, ranks: &[usize]) -> Error {
+pub(super) fn lacks(what: &str, ranks: &[usize]) -> Error {
     let verb = if ranks.len() == 1 { "is" } else { "are" };
     Error::Remote(format!(
         "{what} {}, which {verb} lost; ncclCommShrink makes a communicator without what is lost",

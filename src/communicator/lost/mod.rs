@@ -300,7 +300,7 @@ enum Outcome {
 /// Has so many ranks tell each other that they have come to the end of a call.
 fn commit(over: &Arc<Comm>, word: &CommitWord, nranks: usize) -> Result<()> {
     let mut run = OperationBatch::new(over.clone());
-    run.record(Operation::Collective(word.call(nranks, RedOp::Max)));
+    run.record(Operation::Collective(over.around_vendor(word.call(nranks, RedOp::Max))));
     (run.is_own, run.is_made_again) = (true, true);
     run_in_turn(run)
 }
@@ -321,6 +321,12 @@ fn attempt(
         Ok(among) => among,
         Err(error) => return Outcome::Refused { error, counts: true },
     };
+    if is_own {
+        among = over.around_vendor(among);
+    } else if generation.comm.is_none() {
+        // In front of a vendor's library it has been decided whose call it is.
+        among.decision.clone_from(&call.decision);
+    }
     if let (Some(_), Err(error)) = (&generation.comm, over.decide(&mut among)) {
         tell_left_out(&generation.members, comm.rank(), &error);
         among.algorithm = Some(AUTO.to_string());
@@ -620,9 +626,28 @@ impl Comm {
         }
     }
 
+    /// An error that names the ranks that are lost.
+    pub fn has_all(&self) -> Result<()> {
+        let Some(survivors) = self.survivors.get() else { return Ok(()) };
+        let generation = survivors.generation();
+        let lost: Vec<usize> = (0..self.nranks()).filter(|rank| !generation.members.contains(rank)).collect();
+        match lost.is_empty() {
+            true => Ok(()),
+            false => Err(call::lacks("a call that only the vendor's library makes waits for", &lost)),
+        }
+    }
+
     /// What calls go over since ranks were lost.
     pub(super) fn generation(&self) -> Option<Arc<Comm>> {
         locked(&self.survivors.get()?.generation).comm.clone()
+    }
+
+    /// A call over words of the library's own: a vendor's library takes none in host memory.
+    pub(super) fn around_vendor(&self, call: CollectiveCall) -> CollectiveCall {
+        match self.options.companion {
+            Some(_) => CollectiveCall { algorithm: Some("log".to_string()), ..call },
+            None => call,
+        }
     }
 
     fn outlast_lost(&self) -> Result<()> {
@@ -641,8 +666,8 @@ impl Comm {
         if self.config.lost != Lost::Continue || self.nranks() == 1 {
             return Ok(());
         }
-        let why = if self.options.companion.is_some() {
-            "a vendor's library makes calls inside nodes"
+        let why = if self.options.companion.is_some() && self.gpu().is_none() {
+            "the vendor's library carries what goes between nodes (STRATA_INTER=tcp)"
         } else if self.options.make_device.is_some() {
             "data is on a device of the program's own"
         } else if self.options.on_host.is_some() {

@@ -156,6 +156,16 @@ impl Attached {
         Some(self.companion.get()?.state())
     }
 
+    /// Strata's communicator of the same ranks, where its transports carry calls between nodes.
+    pub fn carrier(&self) -> Option<Arc<super::Comm>> {
+        self.subcomms.get().filter(|subcomms| subcomms.is_own()).map(|subcomms| subcomms.companion().clone())
+    }
+
+    /// An error where ranks are lost: calls that only the vendor's library makes would wait for them.
+    pub fn has_all(&self) -> Result<(), Error> {
+        self.companion.get().map_or(Ok(()), |companion| companion.has_all())
+    }
+
     /// An id for ranks that are to join by growing, to be carried by the vendor's.
     pub fn grow_id(&self) -> Option<super::UniqueId> {
         self.companion.get()?.grow_id().ok()

@@ -132,7 +132,7 @@ impl SubComms {
             return Ok(None);
         }
         let carrier = if companion.gpu().is_some() { config.inter.in_front() } else { Carrier::Vendor };
-        let front = Some(Front { library: vendor, carrier });
+        let front = Some(Front { library: vendor, carrier, outlasts: companion.survivors.get().is_some() });
         let context = Context { front, ..companion.selector.context() };
         if !library.can_split() || !can_profit(&context) {
             return Ok(None);
@@ -300,12 +300,22 @@ impl SubComms {
         if let Some(failure) = self.companion.asynchronous_failure().filter(|_| self.is_own()) {
             return failure.code();
         }
+        if self.ended.has_come() {
+            return SUCCESS;
+        }
         let mut told = self.all().map(|comm| calls::async_error(library, comm));
         told.find(|&code| code != SUCCESS).unwrap_or(SUCCESS)
     }
 
-    /// Does something to each, and returns the first failure.
+    /// Does something to each that has not ended, and returns the first failure.
     pub fn each(&self, act: impl FnMut(Handle) -> std::result::Result<(), Code>) -> std::result::Result<(), Code> {
+        match self.ended.has_come() {
+            true => Ok(()),
+            false => self.each_of_all(act),
+        }
+    }
+
+    fn each_of_all(&self, act: impl FnMut(Handle) -> std::result::Result<(), Code>) -> std::result::Result<(), Code> {
         let outcomes: Vec<_> = self.all().map(act).collect();
         outcomes.into_iter().collect()
     }
@@ -313,7 +323,7 @@ impl SubComms {
     /// Ends them, once.
     pub fn end(&self, library: &Library, end: End) {
         self.ended.end(|| {
-            let outcome = self.each(|comm| match end {
+            let outcome = self.each_of_all(|comm| match end {
                 End::Destroy => calls::destroy(library, comm),
                 End::Abort => calls::abort(library, comm),
             });

@@ -49,10 +49,15 @@ impl Ending {
     /// Makes a call unless the end has come.
     pub fn call<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
         let _calling = crate::sync::locked(&self.calling);
-        match self.closed.load(Ordering::Acquire) {
+        match self.has_come() {
             true => Err(Error::InvalidUsage("the node's communicator has ended".to_string())),
             false => call(),
         }
+    }
+
+    /// Whether no call begins any more.
+    pub fn has_come(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     /// Ends them, once.

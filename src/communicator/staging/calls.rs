@@ -290,6 +290,11 @@ impl NodeCalls {
         }
     }
 
+    /// Ends the provider. Nothing may be under way.
+    pub fn retire(&self) {
+        self.provider.abort();
+    }
+
     /// Forgets everything; where something has been issued, its provider ends.
     pub fn cancel(&mut self, slots: &mut Slots) {
         if !self.taken.is_empty() || self.is_busy() || self.order.len() > 0 {

@@ -77,6 +77,8 @@ pub struct Staging {
     local: KernelQueue,
     /// Collectives inside the node that another provider does.
     calls: Option<NodeCalls>,
+    /// Those of a provider that has ended, which keep their memory and streams: freeing them waits for all streams of the device.
+    _retired: Option<NodeCalls>,
     slots: Slots,
     leaving: VecDeque<Leaving>,
     /// Slots of messages that the transport is sending.
@@ -103,6 +105,7 @@ impl Staging {
             into: KernelQueue::new(gpu)?,
             local: KernelQueue::new(gpu)?,
             calls: None,
+            _retired: None,
             slots: Slots::new(gpu, pinned_bytes)?,
             leaving: VecDeque::new(),
             sending: HashMap::new(),
@@ -556,6 +559,13 @@ impl Device for Staging {
 
     fn has_provider(&self) -> bool {
         self.calls.is_some()
+    }
+
+    fn retire_provider(&mut self) {
+        if let Some(calls) = self.calls.take() {
+            calls.retire();
+            self._retired = Some(calls);
+        }
     }
 
     fn leave(self: Box<Self>) {
