@@ -347,7 +347,11 @@ pub fn on_change(
 
 /// `strataCommAdapt`
 pub fn adapt(_vendor: extern "C" fn(CommHandle, Text) -> Status, comm: CommHandle, options: Text) -> Status {
-    carried("strataCommAdapt", comm, |comm| communicators::adapt_comm(comm, options))
+    let known = shadow::find(comm.0).zip(library());
+    carried("strataCommAdapt", comm, |comm| {
+        communicators::adapt_comm(comm, options)?;
+        known.map_or(Ok(()), |(attached, library)| attached.renew(library))
+    })
 }
 
 /// `strataCommProfile`

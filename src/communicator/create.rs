@@ -135,6 +135,8 @@ const LONG_BYTES: usize = 1 << 20;
 const SHRINK: &str = "shrink to";
 /// And that of a meeting of those who go on without lost ranks.
 const SURVIVORS: &str = "survivors";
+/// The same where a vendor's library is to work inside the nodes.
+const SURVIVORS_AROUND: &str = "survivors around a vendor's library";
 
 /// Whether ranks that have failed in the parent may come, and come again.
 fn is_without_lost(purpose: &str) -> bool {
@@ -419,12 +421,32 @@ impl Comm {
         on_device: Option<&DeviceHome>,
         cancel: &AtomicBool,
     ) -> Result<Arc<Comm>> {
-        let watch = MeetingWatch::among_survivors(self, left, cancel);
-        let session = self.meet(left, &format!("{SURVIVORS} {left:?}"), 0, 0, &watch)?;
-        let rank = left.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
-        let sibling = Some(AsSibling::Survivors { parent: self, device: on_device });
         // The vendor's communicator of the node has ranks that are lost: Strata's own transports do its part from now on.
         let options = CommOptions { companion: None, ..self.options.clone() };
+        self.of_survivors(left, SURVIVORS, (on_device, options), cancel)
+    }
+
+    /// The same for ranks that go on as they are, with another communicator of a vendor's library for the nodes.
+    pub(super) fn with_provider(
+        &self,
+        left: &[usize],
+        on_device: &DeviceHome,
+        cancel: &AtomicBool,
+    ) -> Result<Arc<Comm>> {
+        self.of_survivors(left, SURVIVORS_AROUND, (Some(on_device), self.options.clone()), cancel)
+    }
+
+    fn of_survivors(
+        &self,
+        left: &[usize],
+        purpose: &str,
+        (device, options): (Option<&DeviceHome>, CommOptions),
+        cancel: &AtomicBool,
+    ) -> Result<Arc<Comm>> {
+        let watch = MeetingWatch::among_survivors(self, left, cancel);
+        let session = self.meet(left, &format!("{purpose} {left:?}"), 0, 0, &watch)?;
+        let rank = left.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
+        let sibling = Some(AsSibling::Survivors { parent: self, device });
         let (nranks, device, gpu, links) = (left.len(), self.device, None, self.links.get().copied());
         Meeting { session, rank, nranks, options, device, gpu, links, cancel, sibling }.hold()
     }

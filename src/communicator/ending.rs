@@ -49,7 +49,7 @@ impl Comm {
     }
 
     /// Waits until the others' systems have everything that was sent to them.
-    fn await_delivery(&self, deadline: Option<Instant>) -> Result<()> {
+    pub(super) fn await_delivery(&self, deadline: Option<Instant>) -> Result<()> {
         let mut pause = Duration::from_micros(100);
         loop {
             let owed = self.engine.lock().as_mut().map_or_else(Vec::new, Engine::undelivered);

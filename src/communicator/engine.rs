@@ -342,6 +342,11 @@ impl Engine {
         self.device.provide(provider, room_bytes, self.config.pack_beside_bytes)
     }
 
+    /// Ends the provider.
+    pub fn retire_provider(&mut self) {
+        self.device.retire_provider();
+    }
+
     /// Device memory to bring blocks together for a provider; the same on all ranks.
     fn room_bytes(&self) -> usize {
         self.config.vendor_scratch_bytes.min(MOST_ROOM_BYTES)

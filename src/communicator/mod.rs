@@ -542,6 +542,11 @@ impl Comm {
         self.engine.lock().as_mut().map_or(Ok(()), |engine| engine.provide(provider))
     }
 
+    /// Takes that back.
+    fn retire_provider(&self) {
+        self.engine.lock().iter_mut().for_each(|engine| engine.retire_provider());
+    }
+
     /// The GPU on which its data is; none on the host.
     pub fn gpu(&self) -> Option<&gpu::GpuLauncher> {
         self.gpu.as_ref()

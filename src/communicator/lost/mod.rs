@@ -11,6 +11,7 @@ mod attend;
 mod call;
 mod kept;
 mod queued;
+mod renew;
 
 use super::adapt::AdaptOptions;
 use super::batch::{drive, OperationBatch};

@@ -5,15 +5,19 @@ use super::vectored::{VectoredCall, VendorStep};
 use super::{Handle, IN_PROGRESS};
 use crate::communicator::Direction;
 use crate::error::{Code, SUCCESS};
+use crate::interface::layouts::UniqueIdBytes;
 use crate::interface::pointer::{Buffer, ConstBuffer, Ptr};
 use crate::interface::signatures::NcclFunctions;
 use crate::interface::types::{CommHandle, OpCode, Status, StreamHandle, TypeCode};
 use crate::plan::Collective;
 use crate::vendor::calls::VendorAddress;
 use crate::vendor::Library;
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+/// The name of a node's communicator that is made after ranks were lost.
+const NODE_NAME: &CStr = c"strata-inside";
 /// How often a communicator that is being made is asked whether it is ready.
 const ASK_EVERY: Duration = Duration::from_millis(1);
 
@@ -144,6 +148,33 @@ pub fn wait_ready(library: &Library, comm: Handle, cancel: &AtomicBool) -> Resul
             code => return Err(code),
         }
     }
+}
+
+/// A unique id of the vendor's.
+pub fn unique_id(library: &Library) -> Result<[u8; 128], Code> {
+    let mut id = UniqueIdBytes([0; 128]);
+    // SAFETY: the place must be there during the call; because it is a local.
+    let place = unsafe { Ptr::to(&mut id) };
+    library.call(|vendor| {
+        // SAFETY: no requirement.
+        unsafe { vendor.ncclGetUniqueId(place) }
+    })?;
+    Ok(id.0)
+}
+
+/// Makes a communicator of so many ranks of a node, of which this is the one with that number, on the thread's current device.
+pub fn init_node(library: &Library, id: [u8; 128], (nranks, rank): (usize, usize)) -> Result<Handle, Code> {
+    let mut made = CommHandle::NULL;
+    // SAFETY: the name must outlive the call that takes the options; because it is a constant.
+    let mut options = unsafe { library.sub_config(NODE_NAME) };
+    // SAFETY: the place must stay until the making has ended; because the options have the call wait for that.
+    let out = unsafe { Ptr::to(&mut made) };
+    // SAFETY: the options must be there during the call; because they are a local.
+    let options = unsafe { Ptr::to(&mut options) };
+    let id = UniqueIdBytes(id);
+    // SAFETY: no requirement.
+    library.call(|vendor| unsafe { vendor.ncclCommInitRankConfig(out, nranks as i32, id, rank as i32, options) })?;
+    Ok(made.0)
 }
 
 macro_rules! to_levels {

@@ -161,6 +161,11 @@ impl Attached {
         self.subcomms.get().filter(|subcomms| subcomms.is_own()).map(|subcomms| subcomms.companion().clone())
     }
 
+    /// Has the vendor work inside the nodes again, where ranks were lost. Collective over those who are left.
+    pub fn renew(&self, library: &'static Library) -> Result<(), Error> {
+        self.subcomms.get().map_or(Ok(()), |subcomms| subcomms.renew(library))
+    }
+
     /// An error where ranks are lost: calls that only the vendor's library makes would wait for them.
     pub fn has_all(&self) -> Result<(), Error> {
         self.companion.get().map_or(Ok(()), |companion| companion.has_all())

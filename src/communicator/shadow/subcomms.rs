@@ -1,7 +1,7 @@
 //! A communicator's subcommunicators: the vendor's communicators of the node and of the rail, and how calls run over them.
 
 use super::scratch::StreamScratch;
-use super::two_level::{Ending, NodeComm};
+use super::two_level::{self, Ending, NodeComm};
 use super::{calls, told, Attached, End, Handle};
 use crate::algorithms::{build_with_calls, Choice};
 use crate::carrier::Carrier;
@@ -57,6 +57,8 @@ pub struct SubComms {
     scratch: StreamScratch,
     plans: Mutex<Plans>,
     ended: Arc<Ending>,
+    /// Those of the node since ranks were lost.
+    later: Mutex<Vec<Arc<NodeComm>>>,
 }
 
 /// A call with its plan, ready to be issued phase by phase.
@@ -75,7 +77,7 @@ pub struct Prepared {
     whole: usize,
 }
 
-fn agreed(companion: &Comm, said: String, cancel: &AtomicBool) -> Result<bool> {
+pub(super) fn agreed(companion: &Comm, said: String, cancel: &AtomicBool) -> Result<bool> {
     let told = companion.tell(said.clone().into_bytes(), cancel)?;
     Ok(told.iter().all(|other| *other == said.as_bytes()))
 }
@@ -164,7 +166,8 @@ impl SubComms {
             let (scratch, device) = (StreamScratch::default(), calls::device(library, parent));
             let (companion, plans) = (companion.clone(), Mutex::default());
             let selector = Selector::new(context);
-            return Ok(Some(SubComms { node, rail, device, selector, companion, scratch, plans, ended }));
+            let later = Mutex::default();
+            return Ok(Some(SubComms { node, rail, device, selector, companion, scratch, plans, ended, later }));
         }
         for (level, made) in [("node", node_comm), ("rail", rail_comm)] {
             match made {
@@ -301,7 +304,10 @@ impl SubComms {
             return failure.code();
         }
         if self.ended.has_come() {
-            return SUCCESS;
+            let later = crate::sync::locked(&self.later).last().cloned();
+            return later
+                .filter(|node| !node.ended.has_come())
+                .map_or(SUCCESS, |node| calls::async_error(library, node.comm));
         }
         let mut told = self.all().map(|comm| calls::async_error(library, comm));
         told.find(|&code| code != SUCCESS).unwrap_or(SUCCESS)
@@ -320,8 +326,19 @@ impl SubComms {
         outcomes.into_iter().collect()
     }
 
+    /// Has the vendor make communicators of those who are left in the nodes, where ranks were lost. Collective over them.
+    pub fn renew(&self, library: &'static Library) -> Result<()> {
+        self.companion.renew_provider(|next| {
+            if let Some(node) = two_level::node_of(next, self.device, library)? {
+                crate::sync::locked(&self.later).push(node);
+            }
+            Ok(())
+        })
+    }
+
     /// Ends them, once.
     pub fn end(&self, library: &Library, end: End) {
+        crate::sync::locked(&self.later).drain(..).for_each(|node| node.end(end));
         self.ended.end(|| {
             let outcome = self.each_of_all(|comm| match end {
                 End::Destroy => calls::destroy(library, comm),

@@ -4,11 +4,11 @@
 //! The companion has an engine then: its plans' calls inside the node are given to the vendor's communicator of the node, on
 //! a stream of ours, and what goes over the rails to MPI or TCP.
 
-use super::subcomms::{SubComms, VendorCall};
+use super::subcomms::{agreed, SubComms, VendorCall};
 use super::vectored::VectoredCall;
-use super::{calls, Attached, Handle};
+use super::{calls, Attached, End, Handle};
 use crate::communicator::staging::Provider;
-use crate::communicator::{CollectiveCall, Launch, Operation};
+use crate::communicator::{CollectiveCall, Comm, Launch, Operation};
 use crate::device::StreamRef;
 use crate::dtype::{DataType, Operator, RedOp, Reduction};
 use crate::error::{Code, Error, Result};
@@ -117,12 +117,52 @@ impl Provider for NodeComm {
     }
 
     fn abort(&self) {
+        self.end(End::Abort);
+    }
+}
+
+impl NodeComm {
+    /// Ends it, once.
+    pub fn end(&self, end: End) {
         self.ended.end(|| {
-            if let Err(code) = calls::abort(self.library, self.comm) {
+            let outcome = match end {
+                End::Destroy => calls::destroy(self.library, self.comm),
+                End::Abort => calls::abort(self.library, self.comm),
+            };
+            if let Err(code) = outcome {
                 crate::info!("{}", super::told("ending the node's communicator", code));
             }
         });
     }
+}
+
+/// Has the vendor make a communicator of each node of one of ours, also of one with a single rank, since all cut calls alike; and work inside
+/// it from now on. Collective. None where some node's cannot be made, which is told.
+pub(super) fn node_of(comm: &Arc<Comm>, device: i32, library: &'static Library) -> Result<Option<Arc<NodeComm>>> {
+    let me = Rank::from_index(comm.rank());
+    let members = comm.grid().members(comm.grid().node(me));
+    let cancel = AtomicBool::new(false);
+    let id = (members.first() == Some(&me)).then(|| calls::unique_id(library)).transpose();
+    let told = comm.tell(id.as_ref().ok().and_then(|id| *id).map_or(Vec::new(), |id| id.to_vec()), &cancel)?;
+    let id = members.first().and_then(|first| <[u8; 128]>::try_from(&told[first.index()][..]).ok());
+    let made = id.map(|id| {
+        let place = (members.len(), comm.grid().local(me));
+        driver::on_device(device, || calls::init_node(library, id, place))
+    });
+    let node = match made {
+        Some(Ok(comm)) => Some(Arc::new(NodeComm { library, comm, ended: Ending::new() })),
+        _ => None,
+    };
+    let provided = node.iter().try_for_each(|node| comm.provide(node.clone()));
+    let is_fine = provided.is_ok() && node.is_some();
+    if agreed(comm, format!("renewed {is_fine}"), &cancel)? && is_fine {
+        return Ok(node);
+    }
+    comm.retire_provider();
+    if let Some(Err(code)) = made {
+        crate::log::warn(super::told("making the node's communicator anew", code).text());
+    }
+    Ok(None)
 }
 
 impl SubComms {

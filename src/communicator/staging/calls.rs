@@ -290,6 +290,11 @@ impl NodeCalls {
         }
     }
 
+    /// The same memory and streams for another provider.
+    pub fn by(self, provider: Arc<dyn Provider>) -> NodeCalls {
+        NodeCalls { provider, ..self }
+    }
+
     /// Ends the provider. Nothing may be under way.
     pub fn retire(&self) {
         self.provider.abort();

@@ -77,8 +77,9 @@ pub struct Staging {
     local: KernelQueue,
     /// Collectives inside the node that another provider does.
     calls: Option<NodeCalls>,
-    /// Those of a provider that has ended, which keep their memory and streams: freeing them waits for all streams of the device.
-    _retired: Option<NodeCalls>,
+    /// Those of a provider that has ended, which keep their memory and streams for the next one: freeing them waits for all streams of the
+    /// device.
+    retired: Option<NodeCalls>,
     slots: Slots,
     leaving: VecDeque<Leaving>,
     /// Slots of messages that the transport is sending.
@@ -105,7 +106,7 @@ impl Staging {
             into: KernelQueue::new(gpu)?,
             local: KernelQueue::new(gpu)?,
             calls: None,
-            _retired: None,
+            retired: None,
             slots: Slots::new(gpu, pinned_bytes)?,
             leaving: VecDeque::new(),
             sending: HashMap::new(),
@@ -553,7 +554,10 @@ impl Device for Staging {
     }
 
     fn provide(&mut self, provider: Arc<dyn Provider>, room_bytes: usize, beside_bytes: usize) -> Result<()> {
-        self.calls = Some(NodeCalls::new(&self.gpu, provider, room_bytes, beside_bytes)?);
+        self.calls = Some(match self.retired.take() {
+            Some(calls) => calls.by(provider),
+            None => NodeCalls::new(&self.gpu, provider, room_bytes, beside_bytes)?,
+        });
         Ok(())
     }
 
@@ -564,7 +568,7 @@ impl Device for Staging {
     fn retire_provider(&mut self) {
         if let Some(calls) = self.calls.take() {
             calls.retire();
-            self._retired = Some(calls);
+            self.retired = Some(calls);
         }
     }
 
