@@ -320,7 +320,7 @@ variables! {
     "STRATA_FUSE" fuse: Fuse = "all", agreed,
         "Calls of one group that become one call, where there is no vendor library. all: calls of the same collective over all their elements, and broadcasts (reduces) with several roots as an all-gather (reduce-scatter). moves: only collectives that reduce nothing, so that reductions have the bits of single calls. off: none.";
     "STRATA_LOST" lost: Lost = "fail", agreed,
-        "What becomes of a communicator when ranks are lost: their processes have died, or they have left it. fail: its calls fail. continue: the others go on without them, and the call in which they were lost is made again (docs/user.md#going-on-without-a-lost-rank). Over shared memory and TCP, where Strata runs alone.";
+        "What becomes of a communicator when ranks are lost: their processes have died, or they have left it. fail: its calls fail. continue: the others go on without them, and the call in which they were lost is made again (docs/user.md#going-on-without-a-lost-rank). Over shared memory and TCP, where Strata runs alone; in front of a vendor's library for the calls that Strata carries between nodes over TCP (STRATA_INTER=tcp).";
     "STRATA_LOST_MS" lost_ms: u64 = "10000", agreed,
         "With STRATA_LOST=continue: milliseconds after which a rank counts as lost whose process does not answer (it is stopped, or its host is). One that is merely late answers. 0: never.";
     "STRATA_LATE" late: Late = "wait", agreed,

@@ -1,7 +1,7 @@
 /* All-reduces of which every element is checked, while a NIC of some rank goes down: with STRATA_LOST=continue all ranks make the call
- * again over NICs that are up.
+ * again over NICs that are up. With `adapt` they look for one that is up again before each call.
  *
- * usage: nic_down BYTES CALLS     with RANK, WORLD_SIZE and NCCL_COMM_ID; prints `done` on each rank, and the longest call
+ * usage: nic_down BYTES CALLS [adapt]     with RANK, WORLD_SIZE and NCCL_COMM_ID; prints `done` on each rank, and the longest call
  */
 #include "check.h"
 #include <time.h>
@@ -26,6 +26,7 @@ int main(int argc, char **argv) {
   for (int call = 0; call < calls; call++) {
     for (size_t i = 0; i < count; i++) data[i] = (int)i % 1000 + call * (rank + 1);
     double began = now();
+    if (argc > 3) OK(strataCommAdapt(comm, NULL));
     OK(ncclAllReduce(data, data, count, ncclInt, ncclSum, comm, NULL));
     if (now() - began > longest) longest = now() - began;
     for (size_t i = 0; i < count; i++)

@@ -70,8 +70,8 @@ impl Cluster {
         logs
     }
 
-    /// Starts ranks, and sets node1's eth1 down when it has sent so many bytes; whether they succeed, and what they say.
-    fn with_nic_down(&self, ranks: &mut Command, bytes: u64) -> (bool, String) {
+    /// Starts ranks, sets node1's eth1 down when it has sent so many bytes, and up again after a while; whether they succeed, and what they say.
+    fn with_nic_down(&self, ranks: &mut Command, bytes: u64, back: Option<Duration>) -> (bool, String) {
         let child = ranks.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (id, deadline) = (child.id(), Instant::now() + 2 * LIMIT);
         let ended = std::thread::spawn(move || child.wait_with_output().unwrap());
@@ -86,6 +86,10 @@ impl Cluster {
             wait("nothing is sent");
         }
         checked(self.command("link").args(["1.1", "down"]));
+        if let Some(back) = back {
+            std::thread::sleep(back);
+            checked(self.command("link").args(["1.1", "up"]));
+        }
         while !ended.is_finished() {
             wait("the ranks do not end");
         }
@@ -254,8 +258,23 @@ fn a_nic_that_goes_down_is_named_by_who_waits_for_it() {
     let mut ranks = cluster.command("run");
     ranks.args(["--each", "rank", "--"]).args(env).args(perf).arg(&library);
     // A call takes 3 s at least.
-    let (has_succeeded, said) = cluster.with_nic_down(&mut ranks, 1 << 20);
+    let (has_succeeded, said) = cluster.with_nic_down(&mut ranks, 1 << 20, None);
     assert!(!has_succeeded && said.contains("eth1, the NIC of rank 3, is down: operation "), "{said}");
+}
+
+/// The program that has calls while a NIC is down, compiled, and what runs it on each rank.
+fn nic_down(cluster: &Cluster, arguments: &[&str]) -> Command {
+    let source = std::fs::read_to_string(built::root().join("shim-tests/c/nic_down.c")).unwrap();
+    let library = built::library_dir();
+    let [checks, include] = ["shim-tests/c", "include"].map(|folder| built::root().join(folder));
+    let options =
+        ["-I", checks.to_str().unwrap(), "-I", include.to_str().unwrap(), "-L", library.to_str().unwrap(), "-lnccl"];
+    let program = built::Compiler::new("c").compile(&source, &options);
+    let env =
+        ["env", "NCCL_COMM_ID=10.0.0.1:29555", "NCCL_DEBUG=INFO", "STRATA_LOST=continue", "STRATA_TIMEOUT_MS=30000"];
+    let mut ranks = cluster.command("run");
+    ranks.args(["--each", "rank", "--"]).args(env).arg(&program).args(arguments).env("LD_LIBRARY_PATH", &library);
+    ranks
 }
 
 /// A rank's NIC goes down in a call, and all ranks make it again over NICs that are up: every element of every call is checked. Two ranks have one NIC
@@ -266,16 +285,7 @@ fn all_ranks_go_on_over_other_nics_when_one_goes_down() {
         return;
     }
     let cluster = Cluster::up("nic", &["--nodes", "3", "--nics", "2", "--rate", "100mbit"]);
-    let source = std::fs::read_to_string(built::root().join("shim-tests/c/nic_down.c")).unwrap();
-    let library = built::library_dir();
-    let checks = built::root().join("shim-tests/c");
-    let options = ["-I", checks.to_str().unwrap(), "-L", library.to_str().unwrap(), "-lnccl"];
-    let program = built::Compiler::new("c").compile(&source, &options);
-    let env =
-        ["env", "NCCL_COMM_ID=10.0.0.1:29555", "NCCL_DEBUG=INFO", "STRATA_LOST=continue", "STRATA_TIMEOUT_MS=30000"];
-    let mut ranks = cluster.command("run");
-    ranks.args(["--each", "rank", "--"]).args(env).arg(&program).args(["8388608", "12"]);
-    let (has_succeeded, said) = cluster.with_nic_down(ranks.env("LD_LIBRARY_PATH", &library), 12 << 20);
+    let (has_succeeded, said) = cluster.with_nic_down(&mut nic_down(&cluster, &["8388608", "12"]), 12 << 20, None);
     println!("{said}");
     let shared: Vec<&str> =
         said.lines().filter_map(|line| line.split_once(" INFO epoch 1 ")).map(|(_, how)| how).collect();
@@ -283,6 +293,25 @@ fn all_ranks_go_on_over_other_nics_when_one_goes_down() {
     let all_go_on =
         said.contains(": 6 ranks go on over NICs that are up: ") && said.contains("eth1, the NIC of rank 3, is down");
     assert!(has_succeeded && said.matches(" done, longest call ").count() == 6 && all_go_on, "{said}");
+}
+
+/// The NIC comes back, and the program's next `strataCommAdapt` has all ranks use it again.
+#[test]
+fn a_nic_that_is_up_again_is_used_where_the_program_asks_for_it() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::up("back", &["--nodes", "3", "--nics", "2", "--rate", "200mbit"]);
+    let mut ranks = nic_down(&cluster, &["4194304", "30", "adapt"]);
+    let back = Some(Duration::from_millis(2500));
+    let (has_succeeded, said) = cluster.with_nic_down(&mut ranks, 8 << 20, back);
+    let sent = cluster.sent()[&("node1".to_string(), "eth1".to_string())];
+    println!("{said}\nnode1 has sent {sent} bytes by eth1");
+    assert!(has_succeeded && said.matches(" done, longest call ").count() == 6, "{said}");
+    assert!(said.contains(": 6 ranks go on over NICs that are up: "), "{said}");
+    assert_eq!(said.matches("goes on over NICs that are up again").count(), 6, "{said}");
+    // A rail of each call: two thirds of a half of the vector, twice.
+    assert!(sent > (8 << 20) + 5 * (8 << 20) / 6, "{sent} bytes: the NIC is not used again");
 }
 
 /// One NIC has a twentieth of the others' rate: all ranks find shares, before the same operation.

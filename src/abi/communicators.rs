@@ -580,13 +580,16 @@ pub(super) fn watch(comm: &Comm, callback: Callback, argument: Buffer) -> Result
 
 /// `strataCommAdapt`
 pub fn adapt(comm: CommHandle, options: Text) -> Result<()> {
-    adapt_comm(&handles::find(comm)?.usable()?, options)
+    let comm = handles::find(comm)?.usable()?;
+    comm.adapt(adapt_options(options)?, None)
 }
 
-/// Has a communicator go on as a program says.
-pub(super) fn adapt_comm(comm: &Arc<Comm>, options: Text) -> Result<()> {
-    let options = if options.is_null() { AdaptOptions::default() } else { options.get("options")?.parse()? };
-    comm.adapt(options)
+/// What a program asks for; null names nothing.
+pub(super) fn adapt_options(options: Text) -> Result<AdaptOptions> {
+    if options.is_null() {
+        return Ok(AdaptOptions::default());
+    }
+    options.get("options")?.parse()
 }
 
 /// `strataCommProfile`

@@ -348,9 +348,12 @@ pub fn on_change(
 /// `strataCommAdapt`
 pub fn adapt(_vendor: extern "C" fn(CommHandle, Text) -> Status, comm: CommHandle, options: Text) -> Status {
     let known = shadow::find(comm.0).zip(library());
-    carried("strataCommAdapt", comm, |comm| {
-        communicators::adapt_comm(comm, options)?;
-        known.map_or(Ok(()), |(attached, library)| attached.renew(library))
+    carried("strataCommAdapt", comm, |_| {
+        if group::is_open() {
+            return Err(Error::InvalidUsage("a group is open, and this waits for what was called before".to_string()));
+        }
+        let options = communicators::adapt_options(options)?;
+        known.map_or(Ok(()), |(attached, library)| attached.adapt(options, library))
     })
 }
 

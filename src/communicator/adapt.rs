@@ -2,13 +2,16 @@
 #![forbid(unsafe_code)]
 
 use super::batch::{drive, OperationBatch};
-use super::lost::{run_words, CommitWord};
+use super::lost::{run_words, CommitWord, Provide};
 use super::{CollectiveCall, Comm};
 use crate::config::{Late, Lost};
 use crate::dtype::{Operator, Prologue, RedOp, Reduction};
 use crate::error::{Error, Result};
 use std::str::FromStr;
 use std::sync::Arc;
+
+/// In the word of a rank that would have another NIC now: below the others, so that of equal ones the greatest has it where some rank's does.
+const BETTER_NIC: u64 = 1;
 
 /// What a program asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -81,8 +84,9 @@ pub fn sum(reduction: Option<Reduction>) -> Option<Reduction> {
 }
 
 impl Comm {
-    /// Asks for these options from the next call on; collective over the ranks that are left, which ask for the same.
-    pub fn adapt(self: &Arc<Comm>, options: AdaptOptions) -> Result<()> {
+    /// Asks for these options from the next call on, and has what has come back since ranks or NICs were lost be used again: see
+    /// [`lost::renew`](super::lost). Collective over the ranks that are left, which ask for the same.
+    pub fn adapt(self: &Arc<Comm>, options: AdaptOptions, provide: Option<Provide<'_>>) -> Result<()> {
         self.usable()?;
         let survivors = self.survivors.get();
         // Ranks that are lost meanwhile leave another generation.
@@ -96,9 +100,7 @@ impl Comm {
                         (STRATA_LATE): nothing goes on that could adapt";
             return Err(Error::InvalidUsage(text.to_string()));
         }
-        if !is_alone {
-            self.agree_on(options)?;
-        }
+        let has_better_nic = !is_alone && self.agree_on(options)?;
         // After that: where ranks ask for different options, all are told of it.
         if options.drops_late && outlasts {
             let text = "strataCommAdapt: late=drop: with STRATA_LOST=continue a call ends when all ranks say that they have it, late ones too";
@@ -113,20 +115,22 @@ impl Comm {
             return Err(Error::InvalidUsage(text.to_string()));
         }
         survivors.into_iter().for_each(|survivors| survivors.adapt(options));
+        self.renew(has_better_nic, provide)?;
         late().into_iter().for_each(|late| late.adapt(options));
         Ok(())
     }
 
-    /// All ranks that are left ask for these options.
-    fn agree_on(self: &Arc<Comm>, options: AdaptOptions) -> Result<()> {
+    /// All ranks that are left ask for these options. Whether some would have another NIC now.
+    fn agree_on(self: &Arc<Comm>, options: AdaptOptions) -> Result<bool> {
         let survivors = self.survivors.get();
+        let word = options.word() << 1 | if self.has_better_nic() { BETTER_NIC } else { 0 };
         let ops = [RedOp::Min, RedOp::Max];
         let [least, most] = match survivors {
             Some(survivors) if !survivors.is_on_gpu() => {
-                [self.word_of_all(options.word(), ops[0])?, self.word_of_all(options.word(), ops[1])?]
+                [self.word_of_all(word, ops[0])?, self.word_of_all(word, ops[1])?]
             }
             _ => {
-                let words = ops.map(|_| CommitWord::new(options.word()));
+                let words = ops.map(|_| CommitWord::new(word));
                 let calls = [0, 1].map(|index| self.around_vendor(words[index].call(self.nranks(), ops[index])));
                 match survivors {
                     Some(survivors) => run_words(self, survivors, &calls)?,
@@ -135,11 +139,11 @@ impl Comm {
                 words.map(|word| word.said())
             }
         };
-        if least != most {
+        if least >> 1 != most >> 1 {
             let text = format!("strataCommAdapt: ranks ask for different options: this one for {}", options.text());
             return Err(Error::InvalidUsage(text));
         }
-        Ok(())
+        Ok(most & BETTER_NIC != 0)
     }
 
     /// Runs calls over words of the library's own, in the communicator's next turn, when all before has ended.

@@ -135,8 +135,8 @@ const LONG_BYTES: usize = 1 << 20;
 const SHRINK: &str = "shrink to";
 /// And that of a meeting of those who go on without lost ranks.
 const SURVIVORS: &str = "survivors";
-/// The same where a vendor's library is to work inside the nodes.
-const SURVIVORS_AROUND: &str = "survivors around a vendor's library";
+/// The same of those who have lost nobody since they met.
+const RENEWED: &str = "survivors renewed";
 
 /// Whether ranks that have failed in the parent may come, and come again.
 fn is_without_lost(purpose: &str) -> bool {
@@ -426,14 +426,16 @@ impl Comm {
         self.of_survivors(left, SURVIVORS, (on_device, options), cancel)
     }
 
-    /// The same for ranks that go on as they are, with another communicator of a vendor's library for the nodes.
-    pub(super) fn with_provider(
+    /// The same for ranks that go on as they are; whether a vendor's library will work inside the nodes.
+    pub(super) fn renewed(
         &self,
         left: &[usize],
-        on_device: &DeviceHome,
+        (on_device, around_vendor): (Option<&DeviceHome>, bool),
         cancel: &AtomicBool,
     ) -> Result<Arc<Comm>> {
-        self.of_survivors(left, SURVIVORS_AROUND, (Some(on_device), self.options.clone()), cancel)
+        let companion = self.options.companion.filter(|_| around_vendor);
+        let options = CommOptions { companion, ..self.options.clone() };
+        self.of_survivors(left, RENEWED, (on_device, options), cancel)
     }
 
     fn of_survivors(

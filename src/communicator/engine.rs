@@ -322,6 +322,11 @@ impl Engine {
         self.device.check()
     }
 
+    /// The NIC of this rank, where its transport knows it.
+    pub fn nic(&self) -> Option<&str> {
+        self.transport.nic()
+    }
+
     /// The NIC of this rank that is down, where its transport knows that.
     pub fn nic_down(&self) -> Option<&str> {
         self.transport.nic_down()

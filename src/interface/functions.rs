@@ -607,8 +607,9 @@ macro_rules! own_functions {
             /// call gives the same result, and averages are over the contributors of each element. "late=bring" has it brought, as ever.
             /// All ranks call it, with equal options and in the same place among their collectives; it holds from the next call on. With data on
             /// GPUs, and where lost ranks end the communicator, it returns when all that was called before has ended.
+            /// With STRATA_LOST=continue it also has NICs that are up again be used and, in front of a vendor's library, has that work inside the nodes again.
             /// ncclInvalidUsage where ranks ask for different options, where lost ranks end the communicator and late ones are waited for, and for "late=drop"
-            /// where late ones are waited for, or calls end when all ranks say that they have them (STRATA_LOST=continue); ncclInvalidArgument for what is no option.
+            /// where late ones are waited for, or calls end when all ranks say that they have them (STRATA_LOST=continue), and in front of a vendor's library; ncclInvalidArgument for what is no option.
             "strata" fn strataCommAdapt(
                 comm: CommHandle, options: Text
             ) -> Status = native(communicators::adapt), over(shadow::adapt);

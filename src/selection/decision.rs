@@ -725,6 +725,25 @@ mod tests {
         );
     }
 
+    /// Calls that go on without lost ranks are Strata's, but those that somebody wants to be the vendor's.
+    #[test]
+    fn what_outlasts_ranks_is_not_left_to_the_vendor() {
+        let library = Vendor { version: 23203, rccl: false };
+        let by = |outlasts, config: &Config, bytes| {
+            let front = Some(Front { library, carrier: Carrier::TCP, outlasts });
+            let context = Context { front, ..context(Grid::blocks(&[2; 2]), config) };
+            (decided(&Request::new(Collective::AllReduce, bytes), &context).1 == "Vendor", can_profit(&context))
+        };
+        let config = Config::default();
+        for bytes in [8, 64 << 20] {
+            assert_eq!(by(false, &config, bytes), (true, false), "two nodes are few");
+            assert_eq!(by(true, &config, bytes), (false, true));
+            let left = Config { vendor_only: "all_reduce".to_string(), ..config.clone() };
+            assert!(by(true, &left, bytes).0);
+            assert!(by(true, &set("STRATA_ALLREDUCE_ALGO", VENDOR, config.clone()), bytes).0);
+        }
+    }
+
     #[test]
     fn a_decision_is_kept_until_the_machine_is_known() {
         let config = Config { all_gather_rd_max_bytes: 1, ..Config::default() };

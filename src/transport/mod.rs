@@ -302,7 +302,12 @@ pub trait Endpoint: Send + std::fmt::Debug {
         None
     }
 
-    /// The NIC of this rank that is down, where the transport knows that.
+    /// The NIC of this rank, where the transport knows it.
+    fn nic(&self) -> Option<&str> {
+        None
+    }
+
+    /// That NIC or another one that messages go by now, if it is down.
     fn nic_down(&self) -> Option<&str> {
         None
     }

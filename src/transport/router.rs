@@ -225,6 +225,11 @@ impl Router {
         self.network.as_mut().and_then(|network| network.delivers())
     }
 
+    /// The NIC of this rank, where the transport knows it.
+    pub fn nic(&self) -> Option<&str> {
+        self.network.as_ref().and_then(|network| network.nic())
+    }
+
     /// The NIC of this rank that is down, where the transport knows that.
     pub fn nic_down(&self) -> Option<&str> {
         self.network.as_ref().and_then(|network| network.nic_down())

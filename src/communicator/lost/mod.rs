@@ -32,6 +32,7 @@ pub(super) use kept::CommitWord;
 use kept::{KeptInput, KeptOnGpu};
 pub(super) use queued::run_words;
 pub(super) use queued::{launch, launch_alone};
+pub use renew::Provide;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
@@ -667,8 +668,10 @@ impl Comm {
         if self.config.lost != Lost::Continue || self.nranks() == 1 {
             return Ok(());
         }
-        let why = if self.options.companion.is_some() && self.gpu().is_none() {
-            "the vendor's library carries what goes between nodes (STRATA_INTER=tcp)"
+        let why = if self.options.companion.is_some() && self.grid.nnodes() == 1 {
+            "on one node the vendor's library makes all calls"
+        } else if self.options.companion.is_some() && self.gpu().is_none() {
+            "the vendor's library carries what goes between nodes (STRATA_INTER=tcp changes that)"
         } else if self.options.make_device.is_some() {
             "data is on a device of the program's own"
         } else if self.options.on_host.is_some() {

@@ -1,31 +1,51 @@
-//! A vendor's library for those who are left.
+//! What the program's next [`adapt`](crate::communicator::Comm::adapt) brings back after a loss.
 //!
-//! After a loss Strata's own transports do what a vendor's library did inside the nodes: a new communicator of its takes memory, which no
-//! driver promises to give while the program's streams wait for the call that is made again. Where the program calls
-//! `strataCommAdapt` nothing waits, and there all members go on in another communicator, with the vendor's for their nodes.
+//! A NIC that is up again, since a communicator's connections are over those that were up when it was made. And a vendor's library inside the
+//! nodes: after a loss Strata's own transports do its part, since a new communicator of its takes memory, which no driver promises to give while
+//! the program's streams wait for the call that is made again. In `strataCommAdapt` nothing waits; there all members go on in another
+//! communicator.
 #![forbid(unsafe_code)]
 
 use super::{Generation, Survivors};
+use crate::communicator::engine::Engine;
 use crate::communicator::launch::device_of;
-use crate::communicator::Comm;
-use crate::error::{Error, Result};
+use crate::communicator::{nics, Comm};
+use crate::error::Result;
 use crate::sync::locked;
 use std::sync::Arc;
 
+/// Has something work inside the nodes of a communicator. Collective.
+pub type Provide<'a> = &'a mut dyn FnMut(&Arc<Comm>) -> Result<()>;
+
 impl Comm {
-    /// Has something `provide` what is inside the nodes of the ranks that are left, where ranks were lost since something did. Collective over
+    /// Whether a communicator that were made now would have another NIC for this rank.
+    pub(in crate::communicator) fn has_better_nic(&self) -> bool {
+        let over = self.generation();
+        let over = over.as_deref().unwrap_or(self);
+        let Some(name) = over.engine.lock().as_ref().and_then(|engine| engine.nic().map(str::to_string)) else {
+            return false;
+        };
+        let now = nics::binding(over.rank, &over.grid, &over.members, &over.config);
+        self.survivors.get().is_some() && now.is_ok_and(|now| now.address.name != name)
+    }
+
+    /// Has the ranks that are left go on with what has come back: NICs, if some rank `has_better_nic`, and what can `provide`. Collective over
     /// them, in the communicator's next turn.
-    pub(in crate::communicator) fn renew_provider(
+    pub(in crate::communicator) fn renew(
         self: &Arc<Comm>,
-        provide: impl FnMut(&Arc<Comm>) -> Result<()>,
+        has_better_nic: bool,
+        mut provide: Option<Provide<'_>>,
     ) -> Result<()> {
-        let Some(survivors) = self.survivors.get() else { return Ok(()) };
+        let Some(survivors) = self.survivors.get().filter(|_| has_better_nic || provide.is_some()) else {
+            return Ok(());
+        };
         let turn = {
-            let _accepting = device_of(self)?.accepting();
+            let _accepting =
+                survivors.is_on_gpu().then(|| device_of(self)).transpose()?.map(|device| device.accepting());
             survivors.turns.issue()
         };
         survivors.wait_turn(turn);
-        let outcome = survivors.renew(self, provide);
+        let outcome = survivors.renew(self, has_better_nic, &mut provide);
         survivors.turns.advance();
         outcome
     }
@@ -33,31 +53,36 @@ impl Comm {
 
 impl Survivors {
     /// Ranks may be lost meanwhile: then those who are left do it among themselves.
-    fn renew(&self, first: &Arc<Comm>, mut provide: impl FnMut(&Arc<Comm>) -> Result<()>) -> Result<()> {
+    fn renew(&self, first: &Arc<Comm>, has_better_nic: bool, provide: &mut Option<Provide<'_>>) -> Result<()> {
         loop {
             self.still_go_on()?;
-            let Err(error) = self.try_renew(first, &mut provide) else { return Ok(()) };
+            let Err(error) = self.try_renew(first, has_better_nic, provide) else { return Ok(()) };
             let generation = self.generation();
             self.go_on(first, &generation, self.finished(), error)?;
             self.tell_program();
         }
     }
 
-    fn try_renew(&self, first: &Arc<Comm>, provide: &mut impl FnMut(&Arc<Comm>) -> Result<()>) -> Result<()> {
+    fn try_renew(&self, first: &Arc<Comm>, has_better_nic: bool, provide: &mut Option<Provide<'_>>) -> Result<()> {
         let generation = self.generation();
-        let Some(over) = &generation.comm else { return Ok(()) };
-        if over.options.companion.is_some() || over.grid.nnodes() == 1 || over.grid.nrails() == 1 {
+        let over = generation.comm(first);
+        let has_levels = over.grid.nnodes() > 1 && over.grid.nrails() > 1;
+        let mut provide = provide.as_mut().filter(|_| has_levels);
+        let lacks_provider = provide.is_some() && over.options.companion.is_none();
+        if !has_better_nic && !lacks_provider {
             return Ok(());
         }
         if let Some(error) = generation.broken(first) {
             return Err(error);
         }
-        let lacks_device = || Error::Internal("a vendor's library without a device".to_string());
-        let device = &self.on_gpu.as_ref().ok_or_else(lacks_device)?.device;
         over.await_delivery(None)?;
-        over.engine.lock().iter_mut().for_each(|engine| engine.give_device_back());
-        let next = first.with_provider(&generation.members, device, &self.is_aborted)?;
-        provide(&next).inspect_err(|_| next.abort())?;
+        if self.on_gpu.is_some() {
+            over.engine.lock().iter_mut().for_each(Engine::give_device_back);
+        }
+        let device = self.on_gpu.as_ref().map(|on_gpu| &on_gpu.device);
+        let next = first.renewed(&generation.members, (device, provide.is_some()), &self.is_aborted)?;
+        next.late.get().into_iter().for_each(|late| late.adapt(self.options()));
+        provide.iter_mut().try_for_each(|provide| provide(&next)).inspect_err(|_| next.abort())?;
         let Generation { number, first_call, .. } = *generation;
         let (members, gone) = (generation.members.clone(), generation.gone.clone());
         let renewed = Generation { comm: Some(next.clone()), members, number, first_call, gone };
@@ -66,8 +91,11 @@ impl Survivors {
         if self.has_ended() {
             next.abort();
         }
-        // Who leaves the old one is taken for lost by those who are still in it.
+        // Who leaves the one before is taken for lost by those who are still in it.
         next.tell(Vec::new(), &self.is_aborted)?;
-        over.destroy()
+        if has_better_nic {
+            crate::info!("generation {number} goes on over NICs that are up again");
+        }
+        generation.comm.as_ref().map_or(Ok(()), |before| before.destroy())
     }
 }

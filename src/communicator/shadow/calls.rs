@@ -140,10 +140,15 @@ pub fn device(library: &Library, comm: Handle) -> i32 {
 
 /// Waits until a communicator of the vendor's is not in progress any more.
 pub fn wait_ready(library: &Library, comm: Handle, cancel: &AtomicBool) -> Result<(), Code> {
+    wait_unless(library, comm, || cancel.load(Ordering::Acquire))
+}
+
+/// The same where something else may end the wait.
+fn wait_unless(library: &Library, comm: Handle, is_over: impl Fn() -> bool) -> Result<(), Code> {
     loop {
         match async_error(library, comm) {
             SUCCESS => return Ok(()),
-            IN_PROGRESS if cancel.load(Ordering::Acquire) => return Err(IN_PROGRESS),
+            IN_PROGRESS if is_over() => return Err(IN_PROGRESS),
             IN_PROGRESS => std::thread::sleep(ASK_EVERY),
             code => return Err(code),
         }
@@ -162,19 +167,37 @@ pub fn unique_id(library: &Library) -> Result<[u8; 128], Code> {
     Ok(id.0)
 }
 
-/// Makes a communicator of so many ranks of a node, of which this is the one with that number, on the thread's current device.
-pub fn init_node(library: &Library, id: [u8; 128], (nranks, rank): (usize, usize)) -> Result<Handle, Code> {
+/// Makes a communicator of so many ranks of a node, of which this is the one with that number, on the thread's current device. It is given up
+/// when one of them may not come any more; its calls do not wait.
+pub fn init_node(
+    library: &Library,
+    id: [u8; 128],
+    (nranks, rank): (usize, usize),
+    is_over: impl Fn() -> bool,
+) -> Result<Handle, Code> {
     let mut made = CommHandle::NULL;
     // SAFETY: the name must outlive the call that takes the options; because it is a constant.
     let mut options = unsafe { library.sub_config(NODE_NAME) };
-    // SAFETY: the place must stay until the making has ended; because the options have the call wait for that.
+    options.blocking = 0;
+    // SAFETY: the place must stay until the function has returned; because it is a local, and a communicator that has no parent has its handle
+    // by then.
     let out = unsafe { Ptr::to(&mut made) };
     // SAFETY: the options must be there during the call; because they are a local.
     let options = unsafe { Ptr::to(&mut options) };
     let id = UniqueIdBytes(id);
     // SAFETY: no requirement.
-    library.call(|vendor| unsafe { vendor.ncclCommInitRankConfig(out, nranks as i32, id, rank as i32, options) })?;
-    Ok(made.0)
+    let begun =
+        library.call(|vendor| unsafe { vendor.ncclCommInitRankConfig(out, nranks as i32, id, rank as i32, options) });
+    let outcome = match begun {
+        Err(IN_PROGRESS) => wait_unless(library, made.0, is_over),
+        begun => begun,
+    };
+    outcome.map(|()| made.0).inspect_err(|_| {
+        if made.0 != 0 {
+            // What it says is of no use any more.
+            let _ = abort(library, made.0);
+        }
+    })
 }
 
 macro_rules! to_levels {

@@ -21,6 +21,7 @@ pub use calls::{finalize, resume, revoke, suspend};
 pub use init::{after, join_id, read_id, CommInit, CreatedBy};
 pub use subcomms::{Prepared, VendorCall};
 
+use super::adapt::AdaptOptions;
 use crate::config::Config;
 use crate::device::gpu::driver::Driver;
 use crate::error::{Code, Error, SUCCESS};
@@ -161,9 +162,10 @@ impl Attached {
         self.subcomms.get().filter(|subcomms| subcomms.is_own()).map(|subcomms| subcomms.companion().clone())
     }
 
-    /// Has the vendor work inside the nodes again, where ranks were lost. Collective over those who are left.
-    pub fn renew(&self, library: &'static Library) -> Result<(), Error> {
-        self.subcomms.get().map_or(Ok(()), |subcomms| subcomms.renew(library))
+    /// Has calls that Strata carries adapt as the program says. Collective over those who are left.
+    pub fn adapt(&self, options: AdaptOptions, library: &'static Library) -> Result<(), Error> {
+        let alone = || Error::InvalidUsage("the vendor's library alone serves this communicator".to_string());
+        self.subcomms.get().ok_or_else(alone)?.adapt(options, library)
     }
 
     /// An error where ranks are lost: calls that only the vendor's library makes would wait for them.

@@ -5,6 +5,7 @@ use super::two_level::{self, Ending, NodeComm};
 use super::{calls, told, Attached, End, Handle};
 use crate::algorithms::{build_with_calls, Choice};
 use crate::carrier::Carrier;
+use crate::communicator::adapt::AdaptOptions;
 use crate::communicator::Comm;
 use crate::dtype::DataType;
 use crate::error::{Code, Error, Result, SUCCESS};
@@ -326,14 +327,16 @@ impl SubComms {
         outcomes.into_iter().collect()
     }
 
-    /// Has the vendor make communicators of those who are left in the nodes, where ranks were lost. Collective over them.
-    pub fn renew(&self, library: &'static Library) -> Result<()> {
-        self.companion.renew_provider(|next| {
+    /// Has calls adapt as the program says, and the vendor make communicators of those who are left in the nodes, where ranks were lost.
+    /// Collective over them.
+    pub fn adapt(&self, options: AdaptOptions, library: &'static Library) -> Result<()> {
+        let mut provide = |next: &Arc<Comm>| {
             if let Some(node) = two_level::node_of(next, self.device, library)? {
                 crate::sync::locked(&self.later).push(node);
             }
             Ok(())
-        })
+        };
+        self.companion.adapt(options, Some(&mut provide))
     }
 
     /// Ends them, once.

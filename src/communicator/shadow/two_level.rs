@@ -108,6 +108,11 @@ impl Provider for NodeComm {
         let op = operator.map_or(0, code_of);
         let call = VendorCall { collective, send, recv, count, dtype: dtype.code(), op, stream };
         let issue = || calls::collective(&call, collective, self.comm, [send, recv], count, self.library);
+        // A call on a communicator whose calls do not wait has been accepted when that is ready.
+        let issue = || match issue() {
+            Err(super::IN_PROGRESS) => calls::wait_ready(self.library, self.comm, &self.ended.closed),
+            issued => issued,
+        };
         self.ended.call(|| {
             issue().map_err(|code| {
                 let text = format!("{} inside the node: the vendor's library returns {code}", collective.name());
@@ -147,7 +152,8 @@ pub(super) fn node_of(comm: &Arc<Comm>, device: i32, library: &'static Library) 
     let id = members.first().and_then(|first| <[u8; 128]>::try_from(&told[first.index()][..]).ok());
     let made = id.map(|id| {
         let place = (members.len(), comm.grid().local(me));
-        driver::on_device(device, || calls::init_node(library, id, place))
+        let is_over = || comm.failure().is_some() || !comm.status.losses().is_empty();
+        driver::on_device(device, || calls::init_node(library, id, place, is_over))
     });
     let node = match made {
         Some(Ok(comm)) => Some(Arc::new(NodeComm { library, comm, ended: Ending::new() })),

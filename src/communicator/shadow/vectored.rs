@@ -90,6 +90,7 @@ pub fn submit(call: &VectoredCall, library: &'static Library) -> Result<()> {
             code => Err(Error::of_code(code, String::new())),
         };
     }
+    find(call.handle).map_or(Ok(()), |attached| attached.has_all())?;
     let steps = steps(&call.call, call.rank, call.nranks);
     let issue = || steps.iter().try_for_each(|step| accepted(calls::vectored(call, step, library)));
     let outcome = match steps.len() {

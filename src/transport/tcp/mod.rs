@@ -570,6 +570,10 @@ impl Endpoint for Tcp {
         self.lossless.call_ends();
     }
 
+    fn nic(&self) -> Option<&str> {
+        self.bindings.first().map(|binding| binding.address.name.as_str())
+    }
+
     fn nic_down(&self) -> Option<&str> {
         // Its own first; others only where messages go by them, too.
         let used = if self.is_wide { self.bindings.len() } else { 1 };
