@@ -2,7 +2,7 @@
 //! over even shares, with all that measuring costs. Nothing is sent; a step is an all-reduce of 256 MB.
 
 use strata::plan::weights::ChunkWeights;
-use strata::selection::profile::{AfterTelling, CallsTook, LinkProfiler, Round};
+use strata::selection::profile::{AfterTelling, CallsTook, LinkProfiler, Round, RoundTook};
 use strata::selection::shares::{self, NodeShares};
 use strata::topo::{Grid, Rank};
 
@@ -61,7 +61,7 @@ impl Drift {
 }
 
 /// What each rank receives in a round for each microsecond, and how long the round takes: a rail's messages share the links of both ends.
-fn figures(grid: &Grid, round: Round, rates: &[f64]) -> (Vec<f64>, f64) {
+fn figures(grid: &Grid, round: &Round, rates: &[f64]) -> (Vec<f64>, f64) {
     let blocks: Vec<[Vec<usize>; 2]> =
         (0..grid.nranks()).map(|rank| round.blocks(grid, Rank::from_index(rank))).collect();
     let all = |rank: usize, way: usize| blocks[rank][way].iter().sum::<usize>() as f64;
@@ -93,14 +93,18 @@ fn gain(sizes: &[usize], depth: f64, seed: u64) -> f64 {
             continue;
         }
         adapting_us += TELLING_US;
-        let told = CallsTook { calls: EVERY as u64, class: BYTES.log2() as u32, pace: Some(1e3 * least / BYTES) };
+        let pace = 1e3 * least / BYTES;
+        let slowest = shares::slowest(&grid, shares.as_ref(), pace);
+        let told = CallsTook { calls: EVERY as u64, class: BYTES.log2() as u32, pace: Some(pace), slowest };
+        let mut passed = 0.0;
         let mut after = profiler.calls_took(&grid, told, shares.is_some());
         least = f64::INFINITY;
         while let AfterTelling::Measure(round) = after {
-            let (received, took) = figures(&grid, round, &rates);
+            let (received, took) = figures(&grid, &round, &rates);
             adapting_us += took + TELLING_US;
+            passed += took + TELLING_US;
             let told: Vec<f64> = received.into_iter().map(|figure| drift.measured(figure)).collect();
-            after = profiler.round_took(&grid, &told);
+            after = profiler.round_took(&grid, RoundTook { figures: &told, us: passed });
         }
         if let AfterTelling::Rates(found) = after {
             let before = shares.take();

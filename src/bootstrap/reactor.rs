@@ -41,8 +41,8 @@ pub enum ServiceCommand {
     Start(Watch),
     /// A rank reports a failure, and the first collective that cannot be completed.
     Report(CommRank, u64, Error),
-    /// A rank gets no further and waits for these: do they call what it calls?
-    Compare(CommRank, Vec<u32>, u64),
+    /// A rank gets no further and waits for these: do they call what it calls? With the operation's number is how often it had gone on before.
+    Compare(CommRank, Vec<u32>, (u64, u64)),
     /// A rank waits for these to begin the operation of this number: they may relay it.
     Relay(CommRank, Vec<u32>, RelayRequest),
     /// A rank leaves in good order; the sender hears when the others can know.
@@ -200,7 +200,7 @@ impl Reactor {
                 ServiceCommand::Report(of, from, error) => self.ring.report(of, from, &error),
                 ServiceCommand::Keep(departure, deadline) => self.departures.keep(departure, deadline),
                 ServiceCommand::AwaitDepartures(done) => self.departures.wait(done),
-                ServiceCommand::Compare(of, others, number) => self.ring.compare(&mut self.net, of, &others, number),
+                ServiceCommand::Compare(of, others, asked) => self.ring.compare(&mut self.net, of, &others, asked),
                 ServiceCommand::Relay(of, others, request) => {
                     self.ring.ask_to_relay(&mut self.net, of, &others, request);
                 }

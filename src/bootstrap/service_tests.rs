@@ -106,6 +106,10 @@ fn obey(line: &str, status: &RankStatus, monitor: &mut Option<Monitor>, wakes: &
             monitor.as_ref().unwrap().compare(&[rank(1)]);
             "asked".to_string()
         }
+        "resume" => {
+            status.resume();
+            "resumed".to_string()
+        }
         "leave" => {
             *monitor = None;
             "left".to_string()
@@ -239,6 +243,24 @@ fn a_rank_that_does_not_answer_in_time_is_lost_and_hears_of_it_later() {
     }
     ranks[1].signal(Signal::CONT);
     assert!(ranks[1].ask("failure 4000").contains("rank 1 ("));
+}
+
+/// A busy machine: the service's thread gets no processor for longer than the limit, and calls get further all the same.
+#[test]
+fn nobody_is_lost_to_a_rank_that_has_gone_on_since_it_asked() {
+    let mut ranks = ranks_with(3, "300");
+    ask_all(&mut ranks, &[], |_| "begin".to_string());
+    ranks[1].signal(Signal::STOP);
+    assert_eq!(ranks[0].ask("compare 1"), "asked");
+    assert_eq!(ranks[0].ask("resume"), "resumed");
+    for (rank, text) in ask_all(&mut ranks, &[1], |_| "failure 700".to_string()) {
+        assert_eq!(text, "none", "{rank}");
+    }
+    // It waits again, and the time counts from there.
+    assert_eq!(ranks[0].ask("compare 1"), "asked");
+    let text = ranks[0].ask("failure 4000");
+    assert!(text.ends_with("has not answered for 300 ms"), "{text}");
+    ranks[1].signal(Signal::CONT);
 }
 
 #[test]

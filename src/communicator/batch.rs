@@ -9,12 +9,12 @@ use super::independent::IndependentBatch;
 use super::late::{LateCall, NextOfLate};
 use super::messages::Messages;
 use super::recorded::BatchRecords;
-use super::stall::Stall;
+use super::stall::{LinkState, Stall};
 use super::{CollectiveCall, Comm, Direction, Message, Operation};
 use crate::device::host::stream::HostStream;
 use crate::error::{Error, Result};
 use crate::exec::Progress;
-use crate::health::{CallSummary, Loss};
+use crate::health::Loss;
 use crate::records::{CallTicket, CommRecords};
 use crate::sync::locked;
 use crate::topo::Rank;
@@ -55,6 +55,8 @@ pub(super) struct OperationBatch {
     pub(super) needs_all: bool,
     /// It can be made again over other NICs.
     pub(super) is_made_again: bool,
+    /// How long this rank's NIC has been down.
+    link: LinkState,
     /// Its collectives are over words of the ranks' own, in host memory wherever the program's data is.
     pub(super) is_own: bool,
     /// What the last poll knew of the engine's news and visits.
@@ -80,8 +82,6 @@ pub(super) enum Active {
 const GRACE: Duration = Duration::from_millis(1000);
 /// Idle polls between two looks at whom a run waits for: by then it sleeps between polls.
 const TELL_POLLS: u32 = 64;
-/// How many ranks are asked each time.
-const ASKED_AT_ONCE: usize = 16;
 /// How long a rank that has met the consequence of a failure waits to hear of the failure.
 const ECHO: Duration = Duration::from_millis(500);
 /// How long another thread that has failed the communicator first may take to tell the others.
@@ -94,12 +94,6 @@ const LOST_FOR_OTHERS: Duration = Duration::from_secs(5);
 const TURN_WAIT: Duration = Duration::from_millis(50);
 /// How long a thread that has several runs sleeps on one of them.
 const SHARED_WAIT: Duration = Duration::from_micros(200);
-
-/// Those of the ranks that are asked this `time`: others each time if they are many.
-pub(super) fn asked_at<T: Copy>(ranks: &[T], time: usize) -> Vec<T> {
-    let number = ranks.len().min(ASKED_AT_ONCE);
-    ranks.iter().copied().cycle().skip(time * ASKED_AT_ONCE).take(number).collect()
-}
 
 impl OperationBatch {
     pub(super) fn new(comm: Arc<Comm>) -> OperationBatch {
@@ -120,6 +114,7 @@ impl OperationBatch {
             claim: Claim::default(),
             needs_all: false,
             is_made_again: false,
+            link: LinkState::default(),
             is_own: false,
             seen: (0, 0),
             records: BatchRecords::default(),
@@ -299,7 +294,8 @@ impl OperationBatch {
                     moved = true;
                     continue;
                 }
-                Active::Collective | Active::Telling => poll_call(engine, &self.late)?,
+                Active::Collective => poll_call(engine, &self.late)?,
+                Active::Telling => poll_call(engine.with_round_looked_at(), &self.late)?,
                 Active::Messages(messages) => engine.poll_messages(messages)?,
                 Active::Independent(batch) if !self.messages.is_empty() => {
                     self.records.begin_messages(&self.comm);
@@ -339,7 +335,7 @@ impl OperationBatch {
     }
 
     /// The ranks this run waits for.
-    fn waiting_for(&self) -> Vec<Rank> {
+    pub(super) fn waiting_for(&self) -> Vec<Rank> {
         match &self.active {
             Active::Messages(messages) => messages.waiting_for(),
             Active::Independent(messages) => messages.waiting_for(),
@@ -381,18 +377,22 @@ impl OperationBatch {
 
     /// What is to be told of a NIC of this rank's that is down; nothing of one that is not.
     #[inline(never)]
-    fn nic_down(&self) -> Option<String> {
+    pub(super) fn nic_down(&self) -> Option<String> {
         let engine = self.comm.engine(&self.claim);
         let name = engine.as_ref().filter(|_| self.is_on()).and_then(|engine| engine.nic_down())?;
         Some(format!("{name}, the NIC of rank {}, is down", self.comm.rank))
     }
 
-    /// Why a run that gets no further cannot go on over this rank's NIC, where it can be made again over others.
+    /// Why a run that gets no further cannot go on over this rank's NIC, where it can be made again over others and the NIC has been down
+    /// for a while.
     #[inline(never)]
-    fn link_error(&self) -> Option<Error> {
-        let nic = self.is_made_again.then(|| self.nic_down()).flatten()?;
+    fn link_error(&mut self) -> Option<Error> {
+        let nic = self.is_made_again.then(|| self.nic_down()).flatten();
+        if !self.link.is_down_for_good(Instant::now(), nic.is_some()) {
+            return None;
+        }
         self.comm.status.lose_link();
-        Some(Error::Remote(nic))
+        nic.map(Error::Remote)
     }
 
     /// What is to be told of an error: the failure of which it is the consequence, or who is awaited and why.
@@ -454,30 +454,6 @@ impl OperationBatch {
     fn tell(&self) {
         if self.is_told() {
             self.comm.status.wait_for(self.waiting_for().first().copied());
-        }
-    }
-
-    /// Has those who are awaited asked whether they call the same; others each `time` if they are many.
-    #[inline(never)]
-    fn compare(&self, time: usize) {
-        if !self.is_on() {
-            return;
-        }
-        if let Some(nic) = self.nic_down() {
-            crate::log::warn(&format!("{nic}: operation {} waits for it", self.comm.status.begun()));
-        }
-        let others = asked_at(&self.waiting_for(), time);
-        let monitor = locked(&self.comm.monitor);
-        let Some(monitor) = monitor.as_ref() else { return };
-        match &self.active {
-            Active::Messages(messages) => {
-                let stuck = messages.stuck_send();
-                self.comm.status.send(stuck.map(|(to, bytes)| CallSummary::send(bytes, to)));
-                monitor.compare_sends(&others);
-            }
-            // Whether the others are still there. That both send is no mistake: either may yet receive.
-            Active::Independent(_) => monitor.compare_sends(&others),
-            _ => monitor.compare(&others),
         }
     }
 
@@ -732,22 +708,25 @@ pub(super) fn drive_beside(runs: &mut [OperationBatch], mut beside: impl FnMut()
         if moved {
             idle.reset();
             idle_polls = 0;
-            stall = Stall::NONE;
+            stall.end(runs);
             continue;
         }
         idle_polls += 1;
         if idle_polls.is_multiple_of(TELL_POLLS) || idle.sleeps() {
             let waiting = runs.iter().zip(&open).filter(|(_, open)| **open).map(|(run, _)| run);
             waiting.clone().for_each(OperationBatch::tell);
+            waiting.for_each(|run| stall.probe(run));
+            let waiting = runs.iter().zip(&open).filter(|(_, open)| **open).map(|(run, _)| run);
             if let Some(time) = stall.due() {
                 waiting.for_each(|run| run.compare(time));
             }
-            let (since, looks) = (stall.since(), stall.looks());
+            let (since, looks, looks_at_nic) = (stall.since(), stall.looks(), stall.looks_at_nic());
             for (run, _) in runs.iter_mut().zip(&open).filter(|(_, open)| **open) {
                 run.ask_late(since);
             }
             for (run, open) in runs.iter_mut().zip(&mut open).filter(|(_, open)| **open) {
-                let ended = if looks { run.device_error().or_else(|| run.link_error()) } else { None };
+                let ended = if looks { run.device_error() } else { None };
+                let ended = ended.or_else(|| if looks_at_nic { run.link_error() } else { None });
                 let Some(error) = ended.or_else(|| run.lost(since)) else { continue };
                 let error = run.fail(error);
                 (*open, left) = (false, left - 1);

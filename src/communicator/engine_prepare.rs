@@ -29,10 +29,21 @@ impl Engine {
     /// Begins a call in which ranks tell each other of their links.
     #[inline(never)]
     pub(in crate::communicator) fn begin_telling(&mut self, epochs: &Arc<Epochs>, call: CollectiveCall) -> Result<()> {
-        epochs.begin(self.transport.delivers(), self.pace.as_deref_mut());
+        let delivers = self.transport.delivers();
+        let Engine { transport, pace, grid, rank, .. } = self;
+        epochs.begin((grid, *rank), delivers, pace.as_deref_mut(), &|from| transport.received_from(from));
         self.begin_own(call)?;
         self.running.iter_mut().for_each(|running| running.epochs = Some(epochs.clone()));
         Ok(())
+    }
+
+    /// Looks at a call in which ranks measure their links, if that is what is running.
+    #[inline(never)]
+    pub(in crate::communicator) fn with_round_looked_at(&mut self) -> &mut Engine {
+        if let Some(epochs) = self.running.as_ref().and_then(|running| running.epochs.as_ref()) {
+            epochs.look(&|from| self.transport.received_from(from));
+        }
+        self
     }
 
     /// Begins a call of the ranks' own, whose data is in host memory whatever the device. Not on every call's stack.
@@ -66,7 +77,10 @@ impl Engine {
         self.running = None;
         self.transport.call_ends();
         match (epochs, &mut self.pace) {
-            (Some(epochs), _) => self.shares = epochs.end(&self.grid, self.rank, self.sequence + 1),
+            (Some(epochs), _) => {
+                let received = |from| self.transport.received_from(from);
+                self.shares = epochs.end(&self.grid, self.sequence + 1, &received);
+            }
             (None, Some(pace)) => pace.end(),
             (None, None) => {}
         }

@@ -5,6 +5,7 @@
 //! ([`LinkProfiler`]), with a telling after each. All compute the same [`shares`] of that, and these hold from the next call on.
 
 use super::batch::OperationBatch;
+use super::round_clock::RoundClock;
 use super::{CollectiveCall, Comm};
 use crate::algorithms::Choice;
 use crate::error::{Error, Result};
@@ -13,7 +14,7 @@ use crate::memory::{Arena, Region};
 use crate::plan::blocks::{packed, BlockTable};
 use crate::plan::weights::ChunkWeights;
 use crate::plan::Collective;
-use crate::selection::profile::{AfterTelling, CallsTook, LinkProfiler, Round};
+use crate::selection::profile::{AfterTelling, CallsTook, LinkProfiler, Round, RoundTook};
 use crate::selection::shares::{self, NodeShares};
 use crate::selection::{Decision, Executor, Policy, Selection, AUTO};
 use crate::sync::locked;
@@ -26,9 +27,10 @@ use std::time::Instant;
 const LEAST_BYTES: usize = 1 << 20;
 /// Bytes of an even share of a rail below which calls are not shared.
 const LEAST_CHUNK_BYTES: usize = 4096;
-/// A rank's word: what its link delivers where the transport knows that, the size of its calls, the least time of a byte, and what it has
-/// received in a round. A number that is not known is 0.
-const NUMBERS: usize = 4;
+/// A rank's word: what its link delivers where the transport knows that, the size of its calls, the least time of a byte; what it has
+/// received in a round, and the microseconds since the first of the rounds began; and whether its transport tells what has come before a
+/// message is complete. A number that is not known is 0.
+const NUMBERS: usize = 6;
 const WORD: usize = NUMBERS * size_of::<f64>();
 
 /// Said once in a process.
@@ -85,7 +87,9 @@ struct Known {
     profiler: LinkProfiler,
     /// The round that comes next, or has begun then.
     round: Option<Round>,
-    begun: Option<Instant>,
+    /// How the one that has begun goes on, and when the first one began.
+    clock: Option<RoundClock>,
+    first_begun: Option<Instant>,
     /// What this rank has received in the last round, in bytes for each microsecond.
     figure: f64,
     /// What is sent in rounds, and where it is received.
@@ -165,7 +169,7 @@ impl Epochs {
         if std::mem::take(&mut known.is_over) {
             return Ok(None);
         }
-        let Some(round) = known.round else { return Ok(Some(self.call.clone())) };
+        let Some(round) = known.round.clone() else { return Ok(Some(self.call.clone())) };
         let [send, recv] = round.blocks(&comm.grid, comm.rank);
         let [input, output] = known.memory(send.iter().sum(), recv.iter().sum());
         let blocks = BlockTable::of_pairs(packed(&send), packed(&recv));
@@ -179,30 +183,50 @@ impl Epochs {
         Ok(Some(call))
     }
 
-    /// The call begins: what this rank has to tell is what its link delivers where that is known, and how long calls took.
-    pub(super) fn begin(&self, delivers: Option<f64>, pace: Option<&mut CallPace>) {
+    /// The call begins: what this rank has to tell is what its link delivers where that is known, and how long calls took. In a round what has
+    /// been received of a rank so far is counted from here on, where the transport knows that.
+    pub(super) fn begin(
+        &self,
+        (grid, me): (&Grid, Rank),
+        delivers: Option<f64>,
+        pace: Option<&mut CallPace>,
+        received: &dyn Fn(Rank) -> Option<u64>,
+    ) {
         let mut known = locked(&self.known);
-        if known.round.is_some() {
-            known.begun = Some(Instant::now());
+        let now = Instant::now();
+        if let Some(round) = known.round.clone() {
+            known.first_begun.get_or_insert(now);
+            known.clock = Some(RoundClock::new(now, &round, &round.blocks(grid, me)[1], received));
             return;
         }
         let (class, pace) = pace.map_or((0, None), CallPace::take);
-        let figure = std::mem::take(&mut known.figure);
-        let numbers: [f64; NUMBERS] = [delivers.unwrap_or(0.0), class.into(), pace.unwrap_or(0.0), figure];
+        let (figure, first_begun) = (std::mem::take(&mut known.figure), known.first_begun);
+        let us = first_begun.map_or(0.0, |begun| now.duration_since(begun).as_nanos() as f64 / 1e3);
+        let counts = (0..grid.nranks()).any(|rank| received(Rank::from_index(rank)).is_some());
+        let numbers: [f64; NUMBERS] =
+            [delivers.unwrap_or(0.0), class.into(), pace.unwrap_or(0.0), figure, us, f64::from(u8::from(counts))];
         let word: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         self.word.write(&word);
     }
 
+    /// What has begun is about to be looked at again.
+    pub(super) fn look(&self, received: &dyn Fn(Rank) -> Option<u64>) {
+        if let Some(clock) = &mut locked(&self.known).clock {
+            clock.look(Instant::now(), received);
+        }
+    }
+
     /// The call has ended: what ranks own from now on. All find the same.
-    pub(super) fn end(&self, grid: &Grid, me: Rank, operation: u64) -> Option<Arc<ChunkWeights>> {
+    pub(super) fn end(
+        &self,
+        grid: &Grid,
+        operation: u64,
+        received: &dyn Fn(Rank) -> Option<u64>,
+    ) -> Option<Arc<ChunkWeights>> {
         let mut known = locked(&self.known);
-        match known.round.take() {
-            Some(round) => {
-                let received: usize = round.blocks(grid, me)[1].iter().sum();
-                let us = known.begun.take().map_or(f64::INFINITY, |begun| begun.elapsed().as_nanos() as f64 / 1e3);
-                known.figure = received as f64 / us.max(1e-3);
-            }
-            None => self.hear(&mut known, grid, operation),
+        match (known.round.take(), known.clock.take()) {
+            (Some(_), clock) => known.figure = clock.map_or(0.0, |clock| clock.figure(Instant::now(), received)),
+            (None, _) => self.hear(&mut known, grid, operation),
         }
         known.shares.as_ref().map(|shares| shares.weights.clone())
     }
@@ -222,7 +246,7 @@ impl Epochs {
             known.round = Some(round);
             return;
         }
-        (known.is_over, known.memory) = (true, None);
+        (known.is_over, known.memory, known.first_begun) = (true, None, None);
         if matches!(after, AfterTelling::Rates(rates) if known.learn(grid, &rates)) {
             tell_change(known, operation);
         }
@@ -235,10 +259,11 @@ impl Known {
         &mut self,
         grid: &Grid,
         every: u64,
-        [delivered, classes, paces, figures]: &[Vec<f64>; NUMBERS],
+        [delivered, classes, paces, figures, passed, counts]: &[Vec<f64>; NUMBERS],
     ) -> AfterTelling {
         if self.profiler.round(grid).is_some() {
-            return self.profiler.round_took(grid, figures);
+            let us = passed.iter().filter_map(|&us| meant(us)).fold(0.0, f64::max);
+            return self.profiler.round_took(grid, RoundTook { figures, us });
         }
         let delivered: Vec<Option<f64>> = delivered.iter().map(|&rate| meant(rate)).collect();
         if delivered.iter().any(Option::is_some) {
@@ -247,7 +272,10 @@ impl Known {
         // Who comes last has waited for nobody.
         let pace = paces.iter().filter_map(|&pace| meant(pace)).reduce(f64::min);
         let class = classes.iter().copied().fold(0.0, f64::max) as u32;
-        self.profiler.calls_took(grid, CallsTook { calls: every, class, pace }, self.shares.is_some())
+        // Where a rank sees whole messages only, buckets and buffers count for less of long ones.
+        let is_counted = counts.iter().all(|&counts| counts > 0.0);
+        let slowest = pace.filter(|_| is_counted).and_then(|pace| shares::slowest(grid, self.shares.as_ref(), pace));
+        self.profiler.calls_took(grid, CallsTook { calls: every, class, pace, slowest }, self.shares.is_some())
     }
 
     /// Finds shares by these rates; of ranks of which nothing is known now, by what was. Whether they have changed.

@@ -1,7 +1,7 @@
 //! The watch over a meeting of a communicator's ranks, which is given up where one of them is lost.
 #![forbid(unsafe_code)]
 
-use super::{batch, Comm};
+use super::{stall, Comm};
 use crate::bootstrap::connection::{Interrupt, Interruption};
 use crate::health::Loss;
 use crate::sync::locked;
@@ -57,7 +57,7 @@ impl MeetingWatch<'_> {
             return;
         }
         self.asked.store(asked + 1, Ordering::Relaxed);
-        let others: Vec<Rank> = batch::asked_at(self.ranks, asked).into_iter().map(Rank::from_index).collect();
+        let others: Vec<Rank> = stall::asked_at(self.ranks, asked).into_iter().map(Rank::from_index).collect();
         locked(&self.parent.monitor).iter().for_each(|monitor| monitor.compare_sends(&others));
     }
 }

@@ -37,6 +37,7 @@ mod ops;
 mod provided;
 mod queue;
 mod recorded;
+mod round_clock;
 pub mod shadow;
 mod siblings;
 mod signature;

@@ -52,8 +52,8 @@ struct Entry {
     departed: BTreeSet<u32>,
     /// Those with whom a link has ended without a goodbye.
     dead: BTreeSet<u32>,
-    /// Since when ranks that have been asked have not answered.
-    unanswered: HashMap<u32, Instant>,
+    /// Since when ranks that have been asked have not answered, and how often this one had gone on by then.
+    unanswered: HashMap<u32, (Instant, u64)>,
     link: Option<u64>,
     linked: bool,
     expects_predecessor: bool,
@@ -87,7 +87,7 @@ impl Entry {
     /// When the first of those who have been asked is late.
     fn mute_at(&self) -> Option<Instant> {
         let limit = self.watch.mute_after?;
-        self.unanswered.values().min().map(|&since| since + limit)
+        self.unanswered.values().min().map(|&(since, _)| since + limit)
     }
 
     fn name(&self, rank: u32, process: Option<&Process>) -> String {
@@ -257,14 +257,20 @@ impl FailureDetector {
     }
 
     /// A rank gets no further: asks those it waits for what they have called as the operation it is in. Whoever has not
-    /// called it yet is merely late, and whoever does not answer is found by other means.
-    pub fn compare(&mut self, net: &mut Connections, of: CommRank, others: &[u32], number: u64) {
+    /// called it yet is merely late, and whoever does not answer is found by other means. With the operation's number is how often the rank
+    /// had gone on when it asked.
+    pub fn compare(&mut self, net: &mut Connections, of: CommRank, others: &[u32], (number, resumed): (u64, u64)) {
         let Some(entry) = self.entries.get_mut(&of) else { return };
         let comm = entry.watch.comm;
         for &rank in others.iter().filter(|&&rank| rank != of.1) {
             let Some(addr) = entry.watch.members.get(rank as usize) else { continue };
             if entry.watch.mute_after.is_some() {
-                entry.unanswered.entry(rank).or_insert_with(Instant::now);
+                // The oldest question counts; but not one before this rank went on.
+                let asked = (Instant::now(), resumed);
+                let kept = entry.unanswered.entry(rank).or_insert(asked);
+                if kept.1 != asked.1 {
+                    *kept = asked;
+                }
             }
             let question = Frame::Query { comm, rank, number, from: of.1 }.encode().into();
             if let Err(error) = net.dial(addr.0, Role::Asked { of, rank, number }, &[question]) {
@@ -361,7 +367,8 @@ impl FailureDetector {
     }
 
     /// Ranks that have not answered for too long are lost, and are told so, too: they may only have been stopped. Where this one was, as
-    /// it shows by coming late, its question may not have gone out: they have as long again.
+    /// it shows by coming late, its question may not have gone out: they have as long again. Where it has got further meanwhile nobody is
+    /// lost: a machine is busy.
     fn miss_mute(&mut self, heard: Instant) {
         let is_due = |entry: &Entry| entry.mute_at().is_some_and(|at| at <= heard);
         let late: Vec<CommRank> = self.entries.iter().filter(|(_, entry)| is_due(entry)).map(|(of, _)| *of).collect();
@@ -369,12 +376,14 @@ impl FailureDetector {
             let Some(entry) = self.entries.get_mut(&of) else { continue };
             let limit = entry.watch.mute_after.unwrap_or_default();
             let was_stopped = |since: Instant| since + limit + limit / 4 < heard;
-            entry.unanswered.values_mut().filter(|since| was_stopped(**since)).for_each(|since| *since = heard);
+            let resumed = entry.watch.status.resumed();
+            entry.unanswered.retain(|_, (_, asked)| *asked == resumed);
+            entry.unanswered.values_mut().filter(|asked| was_stopped(asked.0)).for_each(|asked| asked.0 = heard);
             let is_mute = |since: Instant| since + limit <= heard;
             let text = |rank| format!("{} has not answered for {} ms", entry.name(rank, None), limit.as_millis());
-            let unanswered = entry.unanswered.iter().filter(|(_, since)| is_mute(**since));
+            let unanswered = entry.unanswered.iter().filter(|(_, asked)| is_mute(asked.0));
             let mute: Vec<(u32, String)> = unanswered.map(|(&rank, _)| (rank, text(rank))).collect();
-            entry.unanswered.retain(|_, since| !is_mute(*since));
+            entry.unanswered.retain(|_, (since, _)| !is_mute(*since));
             for (rank, text) in mute {
                 crate::info!("{text}");
                 self.tell(of, &Loss { rank, from: Some(0), is_link: false, error: Error::Remote(text) }, None, None);

@@ -136,7 +136,8 @@ impl Monitor {
     fn ask(&self, ranks: &[Rank], number: u64) {
         let others = ranks.iter().map(|rank| rank.0).collect();
         // Without a service nobody is asked; the wait has its limit all the same.
-        let _ = self.service.command(ServiceCommand::Compare((self.comm.key, self.me.0), others, number));
+        let asked = (number, self.status.resumed());
+        let _ = self.service.command(ServiceCommand::Compare((self.comm.key, self.me.0), others, asked));
     }
 
     fn inquiry(&self) -> Inquiry<'_> {

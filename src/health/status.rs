@@ -123,6 +123,8 @@ pub struct RankStatus {
     has_losses: AtomicBool,
     has_lost_link: AtomicBool,
     losses: Mutex<Vec<(Instant, Loss)>>,
+    /// How often a run that had others asked whether they are there has gone on.
+    resumed: AtomicU64,
     wake: Mutex<Option<Wake>>,
     relays: OnceLock<ActOnRelay>,
 }
@@ -144,6 +146,7 @@ impl Default for RankStatus {
             has_losses: AtomicBool::new(false),
             has_lost_link: AtomicBool::new(false),
             losses: Mutex::default(),
+            resumed: AtomicU64::new(0),
             wake: Mutex::default(),
             relays: OnceLock::new(),
         }
@@ -250,6 +253,16 @@ impl RankStatus {
     /// The rank whose message is awaited now, or nothing.
     pub fn wait_for(&self, rank: Option<Rank>) {
         self.waiting_for.store(rank.map_or(0, |rank| u64::from(rank.0) + 1), Ordering::Relaxed);
+    }
+
+    /// A run has got further that had others asked whether they are there: who has not answered yet has done no harm.
+    pub fn resume(&self) {
+        self.resumed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often that has been.
+    pub fn resumed(&self) -> u64 {
+        self.resumed.load(Ordering::Relaxed)
     }
 
     /// The rank has aborted the communicator.

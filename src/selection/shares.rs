@@ -99,18 +99,38 @@ pub fn next(grid: &Grid, current: Option<NodeShares>, rates: &[Option<f64>]) -> 
     }
 }
 
+/// What each owner's link has to carry of each rail, as parts of the vector: of rail `rail` and node `node` in place `rail * nodes + node`.
+fn loads(nodes: usize, weights: &ChunkWeights) -> Vec<f64> {
+    let parts: Vec<f64> = weights.parts().map(f64::from).collect();
+    let all: f64 = parts.iter().sum();
+    let of_rail = |rail: &[f64]| {
+        let share: f64 = rail.iter().sum();
+        rail.iter().map(|part| (share + (nodes as f64 - 2.0) * part) / all).collect::<Vec<f64>>()
+    };
+    parts.chunks(nodes).flat_map(of_rail).collect()
+}
+
+/// What the slowest link delivers of each rail at least, in bytes for each microsecond, if calls with these shares (none: even ones) take so
+/// many nanoseconds for a byte of the vector.
+pub fn slowest(grid: &Grid, shares: Option<&NodeShares>, pace: f64) -> Option<f64> {
+    let even = || ChunkWeights::new(&vec![1; grid.nrails() * grid.nnodes()]);
+    let loads = match shares {
+        Some(shares) => loads(grid.nnodes(), &shares.weights),
+        None => loads(grid.nnodes(), &even()?),
+    };
+    let least = loads.into_iter().fold(f64::INFINITY, f64::min);
+    Some(1e3 * least / pace).filter(|rate| rate.is_finite())
+}
+
 /// How long the busiest NIC takes with these shares, in microseconds a byte of the vector.
 pub fn time(grid: &Grid, rates: &[f64], weights: &ChunkWeights) -> f64 {
-    let (nodes, parts) = (grid.nnodes(), weights.parts().map(f64::from).collect::<Vec<_>>());
-    let all: f64 = parts.iter().sum();
-    let mut loads = vec![0.0; grid.nranks()];
-    for (rail, of_rail) in parts.chunks(nodes).enumerate() {
-        let share: f64 = of_rail.iter().sum();
-        for (rank, part) in grid.rail(rail).into_iter().zip(of_rail) {
-            loads[rank.index()] += (share + (nodes as f64 - 2.0) * part) / all;
+    let mut of_ranks = vec![0.0; grid.nranks()];
+    for (rail, of_rail) in loads(grid.nnodes(), weights).chunks(grid.nnodes()).enumerate() {
+        for (rank, load) in grid.rail(rail).into_iter().zip(of_rail) {
+            of_ranks[rank.index()] += load;
         }
     }
-    loads.iter().zip(rates).map(|(load, rate)| load / rate).fold(0.0, f64::max)
+    of_ranks.iter().zip(rates).map(|(load, rate)| load / rate).fold(0.0, f64::max)
 }
 
 #[cfg(test)]

@@ -302,6 +302,11 @@ pub trait Endpoint: Send + std::fmt::Debug {
         None
     }
 
+    /// Bytes that have come from a peer so far, where the transport knows that before a message is complete.
+    fn received(&self, _peer: usize) -> Option<u64> {
+        None
+    }
+
     /// The NIC of this rank, where the transport knows it.
     fn nic(&self) -> Option<&str> {
         None

@@ -230,6 +230,14 @@ impl Router {
         self.network.as_ref().and_then(|network| network.nic())
     }
 
+    /// Bytes that have come from a rank of another node so far, where the transport knows that before a message is complete.
+    pub fn received_from(&self, rank: Rank) -> Option<u64> {
+        match self.routes.get(rank.index()) {
+            Some(Route::Network(peer)) => self.network.as_ref().and_then(|network| network.received(*peer)),
+            _ => None,
+        }
+    }
+
     /// The NIC of this rank that is down, where the transport knows that.
     pub fn nic_down(&self) -> Option<&str> {
         self.network.as_ref().and_then(|network| network.nic_down())

@@ -13,10 +13,11 @@ mod identity;
 mod memory;
 mod relay;
 
-use super::batch::{asked_at, OperationBatch};
+use super::batch::OperationBatch;
 use super::engine::Engine;
 use super::engine_watch::Claim;
 use super::members::Member;
+use super::stall::asked_at;
 use super::{AdaptOptions, CollectiveCall, Comm, CommOptions};
 use crate::carrier::Carrier;
 use crate::config::{Config, Late, Lost};

@@ -119,6 +119,8 @@ pub struct Connection {
     pub has_answered: bool,
     /// How much of wide messages it takes.
     pub pace: ConnectionPace,
+    /// Bytes that have been read from it.
+    pub received_bytes: u64,
     output: VecDeque<Outgoing>,
     queued: usize,
     /// Frames in the queue whose tokens are to be reported.
@@ -159,6 +161,7 @@ impl Connection {
             is_further: false,
             has_answered: false,
             pace: ConnectionPace::default(),
+            received_bytes: 0,
             output: VecDeque::new(),
             queued: 0,
             owed: 0,
@@ -368,6 +371,7 @@ impl Connection {
             Ok(0) => self.end(None),
             Ok(got) => {
                 self.drained = got < room;
+                self.received_bytes += got as u64;
                 Some(got)
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => None,

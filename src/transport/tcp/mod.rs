@@ -574,6 +574,10 @@ impl Endpoint for Tcp {
         self.bindings.first().map(|binding| binding.address.name.as_str())
     }
 
+    fn received(&self, peer: usize) -> Option<u64> {
+        self.peers.get(peer).map(TcpPeer::received_bytes)
+    }
+
     fn nic_down(&self) -> Option<&str> {
         // Its own first; others only where messages go by them, too.
         let used = if self.is_wide { self.bindings.len() } else { 1 };

@@ -389,6 +389,11 @@ impl TcpPeer {
         Ok(Started::Pending)
     }
 
+    /// Bytes that have been read from its connections.
+    pub fn received_bytes(&self) -> u64 {
+        self.links.iter().map(|link| link.connection.received_bytes).sum()
+    }
+
     /// Answers on the connection that stands since a receive was posted. A peer that takes nothing more needs no
     /// answer; whether something is still expected of it, [`check`](TcpPeer::check) finds out.
     fn reply(&mut self, kind: FrameKind, id: u64) {
