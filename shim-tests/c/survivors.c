@@ -154,18 +154,20 @@ static uint64_t call(ncclComm_t comm, int kind, size_t count, strataStream_t str
       for (size_t i = 0; i < count; i++) CHECK(out[i] == (1ULL << root) * (i % 1000 + 1));
       break;
     }
-    case 6: { /* All-reduces in a window, which time may close; each has contributors of its own. */
-      unsigned us = count % 3 && !is_on_device ? 300 : 0;
+    case 6: /* All-reduces in a window, which time may close; each has contributors of its own. */
+    case 7: { /* The same queued one behind the other, and waited for together. */
+      int in_window = kind == 6;
+      unsigned us = in_window && count % 3 && !is_on_device ? 300 : 0;
       uint64_t all = 0, of_one;
       count = count / HELD + 1;
       for (int held = 0; held < HELD; held++) fill(in + held * count, count, 0);
       give(in, 8 * HELD * count);
-      OK(strataWindowBegin(comm, count % 2 ? 4096 : 0, us));
+      if (in_window) OK(strataWindowBegin(comm, count % 2 ? 4096 : 0, us));
       for (int held = 0; held < HELD; held++) {
         OK(ncclAllReduce(there(in + held * count), there(out + held * count), count, ncclInt64, ncclSum, comm, on));
         if (us && held == 2) usleep(us);
       }
-      OK(strataWindowEnd(comm));
+      if (in_window) OK(strataWindowEnd(comm));
       OK(behind(comm, stream));
       fetch(out, 8 * HELD * count);
       for (int held = 0; held < HELD; held++) {
@@ -237,9 +239,10 @@ static void rank_main(ncclUniqueId id) {
   CHECK(number_in_state("generation") == 0 && strataCommOnChange(comm, changed, &changes) == ncclSuccess);
   shared->is_in[me] = 1;
   for (now = 0; now < calls; now++) {
-    int kind = next(is_on_device ? 4 : 7), spread = next(5); /* The first four need nobody who may be lost. */
+    int kind = next(is_on_device ? 5 : 7), spread = next(5); /* The first four need nobody who may be lost. */
     size_t count = 1 + next(spread == 0 ? MOST_COUNT : spread < 3 ? 20000 : 100);
     int pause = next(10) == 0 ? (int)next(3000) : 0, slow = next(nranks);
+    if (is_on_device && kind == 4) kind = 7;
     if (only_kind >= 0) kind = only_kind;
     if (pause && slow == me) usleep(pause);
     shared->call[me] = now;
@@ -255,8 +258,8 @@ static void rank_main(ncclUniqueId id) {
     shared->made[me] = now + 1;
   }
   /* The first window with a time takes calls of its own. */
-  int ended = number_in_state("calls"), made = calls + held_calls + adapted;
-  CHECK(timed ? ended >= made + 2 : ended == made);
+  int ended = number_in_state("calls"), made = calls + held_calls + adapted, renewed = ended - made;
+  CHECK(timed ? renewed >= 2 : is_in_front ? renewed >= 0 && renewed <= adapted / 2 : renewed == 0);
   CHECK((changes > 0) == (number_in_state("generation") > 0));
   OK(ncclCommCount(comm, &count_of));
   OK(ncclCommUserRank(comm, &rank_of));
@@ -293,6 +296,65 @@ static void rank_main(ncclUniqueId id) {
   }
   OK(ncclCommDestroy(comm));
   _exit(0);
+}
+
+/* One rank stops in a collective inside its node, whose other ranks' streams go on without the result; nobody is lost. */
+static int breaks;
+/* All end the communicator while its calls wait on their stream. */
+static int leaves;
+
+static void all_left_main(ncclUniqueId id) {
+  char node[32], at[16];
+  ncclComm_t comm;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  alarm(60);
+  snprintf(node, sizeof(node), "node%d", me * nnodes / nranks);
+  setenv("NCCL_HOSTID", node, 1);
+  snprintf(at, sizeof(at), "%d", 1 + next(20));
+  if (breaks && me == (int)(seed % nranks)) setenv("DOUBLE_STOP", "strata-inside", 1), setenv("DOUBLE_STOP_AT", at, 1);
+  open_place();
+  in_here = in_there = malloc(MOST_BYTES), out_here = out_there = malloc(MOST_BYTES);
+  in_there = place_for(MOST_BYTES), out_there = place_for(MOST_BYTES);
+  OK(ncclCommInitRank(&comm, nranks, id, me));
+  strataStream_t stream = place_stream();
+  const size_t count = 1149;
+  if (leaves) {
+    fill(in_here, count, 0), give(in_here, 8 * count);
+    for (now = 0; now < 10; now++) OK(ncclAllReduce(in_there, out_there, count, ncclInt64, ncclSum, comm, (cudaStream_t)stream));
+    OK(ncclCommDestroy(comm));
+    CHECK(driver_wait(stream) == 0);
+    fetch(out_here, 8 * count);
+    CHECK(contributors(out_here, count) == (1ULL << nranks) - 1);
+    _exit(0);
+  }
+  for (now = 0; now < calls; now++) {
+    fill(in_here, count, 0), memset(out_here, 0, 8 * count), give(in_here, 8 * count), give(out_here, 8 * count);
+    OK(ncclAllReduce(in_there, out_there, count, ncclInt64, ncclSum, comm, (cudaStream_t)stream));
+    ncclResult_t result = behind(comm, stream);
+    if (result != ncclSuccess) break;
+    fetch(out_here, 8 * count);
+    CHECK(contributors(out_here, count) == (1ULL << nranks) - 1);
+    shared->made[me] = now + 1;
+  }
+  OK(ncclCommAbort(comm));
+  _exit(0);
+}
+
+/* Where one stops all have come equally far, and not to the end. */
+static void all_left(void) {
+  ncclUniqueId id;
+  pid_t pids[MOST_RANKS];
+  int status;
+  state = seed * 2654435761u + 12345, nranks = 4, nnodes = 2, calls = 40;
+  memset(shared, 0, sizeof(*shared));
+  OK(ncclGetUniqueId(&id));
+  for (me = 0; me < nranks; me++)
+    if ((pids[me] = fork()) == 0) all_left_main(id);
+  for (me = 0; me < nranks; me++) {
+    CHECK(waitpid(pids[me], &status, 0) == pids[me] && status == 0);
+    CHECK(leaves || (shared->made[me] == shared->made[0] && shared->made[0] < calls));
+  }
+  me = -1;
 }
 
 /* The others wrote the same. */
@@ -392,6 +454,8 @@ static double one(void) {
 int main(int argc, char** argv) {
   unsigned long long first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1, seeds = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
   if (argc > 3 && strcmp(argv[3], "stop") == 0) stops = 1;
+  else if (argc > 3 && strcmp(argv[3], "break") == 0) breaks = 1;
+  else if (argc > 3 && strcmp(argv[3], "leave") == 0) leaves = 1;
   else if (argc > 3) only_kind = atoi(argv[3]);
   if (stops) setenv("STRATA_LOST_MS", "1000", 1);
   is_in_front = getenv("SURVIVORS_IN_FRONT") != NULL;
@@ -399,6 +463,8 @@ int main(int argc, char** argv) {
   setenv("STRATA_INTER", "tcp", 1);
   shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   CHECK(shared != MAP_FAILED);
+  for (seed = first; (breaks || leaves) && seed < first + seeds; seed++) all_left();
+  if (breaks || leaves) return puts(breaks ? "what stops inside a node has no result anywhere" : "all have left"), 0;
   double longest = 0;
   for (seed = first; seed < first + seeds; seed++) {
     double took = one();

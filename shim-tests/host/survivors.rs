@@ -30,10 +30,24 @@ fn those_who_are_left_go_on_on_gpus() {
 /// In front of the double of each vendor's library, which works inside the nodes until the first rank is lost.
 #[test]
 fn those_who_are_left_go_on_in_front_of_a_vendor_s_library() {
-    on_gpus_with("survivors.c", &["1", "12"], |driver| {
-        let double = if driver == "hip" { RCCL } else { NCCL };
-        vec![("STRATA_NCCL_LIB", double.library()), ("SURVIVORS_IN_FRONT", "1".into())]
-    });
+    on_gpus_with("survivors.c", &["1", "12"], in_front);
+}
+
+/// A stream goes on where the library has ended a collective on it: what it gives then is nobody's result.
+#[test]
+fn a_collective_that_stops_inside_a_node_has_no_result_anywhere() {
+    on_gpus_with("survivors.c", &["1", "2", "break"], in_front);
+}
+
+/// The program's thread frees what is left, when the communicator's has done its part.
+#[test]
+fn a_communicator_on_a_gpu_may_end_while_its_calls_wait_on_their_stream() {
+    on_gpus("survivors.c", &["1", "10", "leave"]);
+}
+
+fn in_front(driver: &str) -> Vec<(&'static str, PathBuf)> {
+    let double = if driver == "hip" { RCCL } else { NCCL };
+    vec![("STRATA_NCCL_LIB", double.library()), ("SURVIVORS_IN_FRONT", "1".into())]
 }
 
 /// Runs a program on the double of each driver.

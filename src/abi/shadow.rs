@@ -368,7 +368,10 @@ fn told<T>(function: &str, known: Option<T>, write: impl FnOnce(T) -> crate::err
     match known.ok_or_else(alone).and_then(write) {
         Ok(()) => Status::SUCCESS,
         Err(error) => {
-            crate::log::failed(&format!("{function}: {error}"));
+            let text = error.text();
+            // Some texts name the function already.
+            let text = text.strip_prefix(function).map_or(text, |rest| rest.trim_start_matches([':', ' ']));
+            crate::log::failed(&format!("{function}: {text}"));
             Status(error.code())
         }
     }

@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// In the word of a rank that would have another NIC now: below the others, so that of equal ones the greatest has it where some rank's does.
-const BETTER_NIC: u64 = 1;
+/// In the word of a rank that wants another communicator: below the others, so that of equal ones the greatest has it where some rank's does.
+const WANTS_RENEWAL: u64 = 1;
 
 /// What a program asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -100,7 +100,7 @@ impl Comm {
                         (STRATA_LATE): nothing goes on that could adapt";
             return Err(Error::InvalidUsage(text.to_string()));
         }
-        let has_better_nic = !is_alone && self.agree_on(options)?;
+        let is_renewed = !is_alone && self.agree_on(options, provide.is_some())?;
         // After that: where ranks ask for different options, all are told of it.
         if options.drops_late && outlasts {
             let text = "strataCommAdapt: late=drop: with STRATA_LOST=continue a call ends when all ranks say that they have it, late ones too";
@@ -115,15 +115,18 @@ impl Comm {
             return Err(Error::InvalidUsage(text.to_string()));
         }
         survivors.into_iter().for_each(|survivors| survivors.adapt(options));
-        self.renew(has_better_nic, provide)?;
+        if is_renewed {
+            self.renew(provide)?;
+        }
         late().into_iter().for_each(|late| late.adapt(options));
         Ok(())
     }
 
-    /// All ranks that are left ask for these options. Whether some would have another NIC now.
-    fn agree_on(self: &Arc<Comm>, options: AdaptOptions) -> Result<bool> {
+    /// All ranks that are left ask for these options. Whether some rank [`wants_renewal`](Comm::wants_renewal): it says so once, before it hears
+    /// the others, so all know the same.
+    fn agree_on(self: &Arc<Comm>, options: AdaptOptions, has_provider: bool) -> Result<bool> {
         let survivors = self.survivors.get();
-        let word = options.word() << 1 | if self.has_better_nic() { BETTER_NIC } else { 0 };
+        let word = options.word() << 1 | WANTS_RENEWAL * u64::from(self.wants_renewal(has_provider));
         let ops = [RedOp::Min, RedOp::Max];
         let [least, most] = match survivors {
             Some(survivors) if !survivors.is_on_gpu() => {
@@ -143,7 +146,7 @@ impl Comm {
             let text = format!("strataCommAdapt: ranks ask for different options: this one for {}", options.text());
             return Err(Error::InvalidUsage(text));
         }
-        Ok(most & BETTER_NIC != 0)
+        Ok(most & WANTS_RENEWAL != 0)
     }
 
     /// Runs calls over words of the library's own, in the communicator's next turn, when all before has ended.

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::engine::Engine;
+use super::gpu::GpuLauncher;
 use super::{abortion, Comm, ABORTED, ENDED, FINALIZED, FOREVER, LAST_WORDS, REVOKED};
 use crate::bootstrap::Service;
 use crate::error::{Error, Result};
@@ -40,7 +41,7 @@ impl Comm {
     /// may be started afterwards.
     pub fn finalize(&self) -> Result<()> {
         self.enter_phase(FINALIZED, "ncclCommFinalize")?;
-        let deadline = self.limit().map(|limit| Instant::now() + limit);
+        let deadline = self.deadline();
         self.quiesce()?;
         self.await_delivery(deadline)?;
         self.windows.destroy()?;
@@ -66,6 +67,11 @@ impl Comm {
         }
     }
 
+    /// When an operation that begins now has to end.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.limit().map(|limit| Instant::now() + limit)
+    }
+
     /// The time that an operation may take, unless it may take for ever.
     pub(super) fn limit(&self) -> Option<Duration> {
         (self.config.timeout_ms > 0).then(|| Duration::from_millis(self.config.timeout_ms))
@@ -76,6 +82,10 @@ impl Comm {
     pub fn destroy(self: &Arc<Comm>) -> Result<()> {
         self.enter_phase(ENDED, "ncclCommDestroy")?;
         let mut quiet = self.quiesce();
+        if quiet.is_ok() {
+            // The last operation's job may still hold what this thread is to free.
+            self.gpu().into_iter().for_each(GpuLauncher::settle);
+        }
         self.siblings().for_each(|sibling| quiet = std::mem::replace(&mut quiet, Ok(())).and(sibling.destroy()));
         quiet = quiet.and(self.windows.destroy());
         quiet = quiet.and(self.generation().map_or(Ok(()), |generation| generation.destroy()));

@@ -99,6 +99,12 @@ impl GpuLauncher {
         self.progress.enqueue(job)
     }
 
+    /// Waits until the thread has done all that it was given: what is freed afterwards is freed elsewhere.
+    pub fn settle(&self) {
+        // Failures have been told.
+        let _ = self.progress.synchronize();
+    }
+
     /// An error for memory that the device cannot use.
     pub fn check(&self, region: DeviceRegion, name: &str) -> Result<()> {
         let at = |offset: usize| region.address() + offset as u64;

@@ -583,7 +583,7 @@ macro_rules! own_functions {
         "Ranks that are lost" {
             /// Writes who takes part in the communicator's calls and how far they are: an object in JSON, with a zero byte after it. ranks
             /// and members are numbers of ranks as they were when it was made, generation counts how often ranks were lost, first_call
-            /// is the number of the first collective of this generation, calls of the collectives that have ended (strataCommAdapt takes two), lost has each rank that
+            /// is the number of the first collective of this generation, calls of the collectives that have ended (strataCommAdapt takes two, and one more where something has come back), lost has each rank that
             /// is lost and why, links what STRATA_MEASURE_EVERY or strataCommProfile knows, goes_on whether lost ranks end nothing,
             /// late_calls in how many calls somebody was late. Where STRATA_LOST=continue does not hold calls is null, and where
             /// STRATA_LATE=relay does not late_calls; links where neither of the two has been asked for and no rank is lost. links has epoch, how often shares

@@ -266,11 +266,19 @@ static ncclResult_t run_messages(struct op** ops, size_t count) {
 }
 
 /* The operations of one communicator in a group: the collectives, the last one first, then the messages. */
+/* A test wants a rank to stop in an operation of a communicator: the streams of all of its ranks go on without the result. */
+static int stops_here(const struct op* op) {
+  static _Atomic int run;
+  const char* at = getenv("DOUBLE_STOP_AT");
+  return at && is_named_by(op->comm, "DOUBLE_STOP") && atomic_fetch_add(&run, 1) + 1 == atoi(at);
+}
+
 ncclResult_t ops_run(struct op** ops, size_t count) {
   size_t messages = 0;
   struct op** letters = calloc(count, sizeof(struct op*));
   ncclResult_t result = letters ? ncclSuccess : ncclSystemError;
   struct told* told = profile_ops(ops, count);
+  if (stops_here(ops[0])) result = broke(ops[0]->comm, ncclRemoteError);
   for (size_t i = count; i-- > 0 && result == ncclSuccess;)
     if (ops[i]->func != SEND && ops[i]->func != RECV) result = run_collective(ops[i]);
   for (size_t i = 0; i < count && letters; i++)

@@ -24,6 +24,7 @@ use crate::dtype::RedOp;
 use crate::error::{counted, Error, Result};
 use crate::fork::PerProcess;
 use crate::health::Loss;
+use crate::log::Level;
 use crate::selection::AUTO;
 use crate::sync::locked;
 use crate::topo::Rank;
@@ -554,7 +555,9 @@ fn tell_change(left: &[usize], lost: &[(usize, Error)], Standing { finished, gen
     let how = if gone.is_empty() { "over NICs that are up".to_string() } else { format!("without {}", named(&gone)) };
     let ranks = counted(left.len(), "rank");
     let verb = if left.len() == 1 { "goes" } else { "go" };
-    crate::log::warn(&format!("generation {generation} from call {} on: {ranks} {verb} on {how}: {why}", finished + 1));
+    // No call has failed by it.
+    let text = format!("generation {generation} from call {} on: {ranks} {verb} on {how}: {why}", finished + 1);
+    crate::log::write(Level::Warn, &text);
 }
 
 /// Says once that what was named is for other numbers of ranks.

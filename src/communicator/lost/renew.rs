@@ -3,86 +3,93 @@
 //! A NIC that is up again, since a communicator's connections are over those that were up when it was made. And a vendor's library inside the
 //! nodes: after a loss Strata's own transports do its part, since a new communicator of its takes memory, which no driver promises to give while
 //! the program's streams wait for the call that is made again. In `strataCommAdapt` nothing waits; there all members go on in another
-//! communicator.
+//! communicator. That is an operation like a call: it stands if some rank has come to its end, and else all make it again.
 #![forbid(unsafe_code)]
 
 use super::{Generation, Survivors};
 use crate::communicator::engine::Engine;
 use crate::communicator::launch::device_of;
 use crate::communicator::{nics, Comm};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sync::locked;
 use std::sync::Arc;
 
 /// Has something work inside the nodes of a communicator. Collective.
 pub type Provide<'a> = &'a mut dyn FnMut(&Arc<Comm>) -> Result<()>;
 
+/// Whether there is something to provide inside the nodes of a communicator.
+fn has_levels(comm: &Comm) -> bool {
+    comm.grid.nnodes() > 1 && comm.grid.nrails() > 1
+}
+
+/// How it has gone.
+enum Attempt {
+    /// All go on over what was made.
+    Done,
+    /// Some rank is lost. Whether this one goes on over what was made, but does not know that all do.
+    Broken { error: Error, goes_on: bool },
+}
+
 impl Comm {
-    /// Whether a communicator that were made now would have another NIC for this rank.
-    pub(in crate::communicator) fn has_better_nic(&self) -> bool {
+    /// Whether a communicator that were made now would be better for this rank: by another NIC or, where something can provide that, by what is
+    /// inside the nodes.
+    pub(in crate::communicator) fn wants_renewal(&self, has_provider: bool) -> bool {
         let over = self.generation();
+        let lacks = |over: &Arc<Comm>| over.options.companion.is_none() && has_levels(over);
+        let lacks_provider = has_provider && over.as_ref().is_some_and(lacks);
         let over = over.as_deref().unwrap_or(self);
-        let Some(name) = over.engine.lock().as_ref().and_then(|engine| engine.nic().map(str::to_string)) else {
-            return false;
-        };
-        let now = nics::binding(over.rank, &over.grid, &over.members, &over.config);
-        self.survivors.get().is_some() && now.is_ok_and(|now| now.address.name != name)
+        let nic = over.engine.lock().as_ref().and_then(|engine| engine.nic().map(str::to_string));
+        let has_better_nic = nic.is_some_and(|nic| {
+            let now = nics::binding(over.rank, &over.grid, &over.members, &over.config);
+            now.is_ok_and(|now| now.address.name != nic)
+        });
+        self.survivors.get().is_some() && (lacks_provider || has_better_nic)
     }
 
-    /// Has the ranks that are left go on with what has come back: NICs, if some rank `has_better_nic`, and what can `provide`. Collective over
-    /// them, in the communicator's next turn.
-    pub(in crate::communicator) fn renew(
-        self: &Arc<Comm>,
-        has_better_nic: bool,
-        mut provide: Option<Provide<'_>>,
-    ) -> Result<()> {
-        let Some(survivors) = self.survivors.get().filter(|_| has_better_nic || provide.is_some()) else {
-            return Ok(());
-        };
+    /// Has the ranks that are left go on with what has come back, in the communicator's next turn. Collective over them, where some rank
+    /// `wants_renewal` and all know that.
+    pub(in crate::communicator) fn renew(self: &Arc<Comm>, mut provide: Option<Provide<'_>>) -> Result<()> {
+        let Some(survivors) = self.survivors.get() else { return Ok(()) };
         let turn = {
-            let _accepting =
-                survivors.is_on_gpu().then(|| device_of(self)).transpose()?.map(|device| device.accepting());
+            let device = survivors.is_on_gpu().then(|| device_of(self)).transpose()?;
+            let _accepting = device.map(|device| device.accepting());
             survivors.turns.issue()
         };
         survivors.wait_turn(turn);
-        let outcome = survivors.renew(self, has_better_nic, &mut provide);
+        let outcome = survivors.renew(self, &mut provide);
         survivors.turns.advance();
         outcome
     }
 }
 
 impl Survivors {
-    /// Ranks may be lost meanwhile: then those who are left do it among themselves.
-    fn renew(&self, first: &Arc<Comm>, has_better_nic: bool, provide: &mut Option<Provide<'_>>) -> Result<()> {
+    fn renew(&self, first: &Arc<Comm>, provide: &mut Option<Provide<'_>>) -> Result<()> {
+        let before = self.finished();
         loop {
             self.still_go_on()?;
-            let Err(error) = self.try_renew(first, has_better_nic, provide) else { return Ok(()) };
+            let (error, goes_on) = match self.try_renew(first, provide) {
+                Attempt::Done => {
+                    self.finish(before + 1);
+                    return Ok(());
+                }
+                Attempt::Broken { error, goes_on } => (error, goes_on),
+            };
             let generation = self.generation();
-            self.go_on(first, &generation, self.finished(), error)?;
+            let stands = self.go_on(first, &generation, before + u64::from(goes_on), error)?;
             self.tell_program();
+            if goes_on && stands > before {
+                self.finish(before + 1);
+                return Ok(());
+            }
         }
     }
 
-    fn try_renew(&self, first: &Arc<Comm>, has_better_nic: bool, provide: &mut Option<Provide<'_>>) -> Result<()> {
+    fn try_renew(&self, first: &Arc<Comm>, provide: &mut Option<Provide<'_>>) -> Attempt {
         let generation = self.generation();
-        let over = generation.comm(first);
-        let has_levels = over.grid.nnodes() > 1 && over.grid.nrails() > 1;
-        let mut provide = provide.as_mut().filter(|_| has_levels);
-        let lacks_provider = provide.is_some() && over.options.companion.is_none();
-        if !has_better_nic && !lacks_provider {
-            return Ok(());
-        }
-        if let Some(error) = generation.broken(first) {
-            return Err(error);
-        }
-        over.await_delivery(None)?;
-        if self.on_gpu.is_some() {
-            over.engine.lock().iter_mut().for_each(Engine::give_device_back);
-        }
-        let device = self.on_gpu.as_ref().map(|on_gpu| &on_gpu.device);
-        let next = first.renewed(&generation.members, (device, provide.is_some()), &self.is_aborted)?;
-        next.late.get().into_iter().for_each(|late| late.adapt(self.options()));
-        provide.iter_mut().try_for_each(|provide| provide(&next)).inspect_err(|_| next.abort())?;
+        let next = match self.make_next(first, &generation, provide) {
+            Ok(next) => next,
+            Err(error) => return Attempt::Broken { error, goes_on: false },
+        };
         let Generation { number, first_call, .. } = *generation;
         let (members, gone) = (generation.members.clone(), generation.gone.clone());
         let renewed = Generation { comm: Some(next.clone()), members, number, first_call, gone };
@@ -91,11 +98,37 @@ impl Survivors {
         if self.has_ended() {
             next.abort();
         }
-        // Who leaves the one before is taken for lost by those who are still in it.
-        next.tell(Vec::new(), &self.is_aborted)?;
-        if has_better_nic {
-            crate::info!("generation {number} goes on over NICs that are up again");
+        // The word by which all know that all go on. Who left the one before earlier would be taken for lost by those who are still in it.
+        if let Err(error) = next.tell(Vec::new(), &self.is_aborted) {
+            return Attempt::Broken { error, goes_on: true };
         }
-        generation.comm.as_ref().map_or(Ok(()), |before| before.destroy())
+        crate::info!("generation {number} goes on over {} with what has come back", next.grid);
+        if let Some(Err(error)) = generation.comm.as_ref().map(|before| before.destroy()) {
+            crate::info!("ending what a generation went over: {error}");
+        }
+        Attempt::Done
+    }
+
+    /// The communicator over which the members go on.
+    fn make_next(
+        &self,
+        first: &Arc<Comm>,
+        generation: &Generation,
+        provide: &mut Option<Provide<'_>>,
+    ) -> Result<Arc<Comm>> {
+        if let Some(error) = generation.broken(first) {
+            return Err(error);
+        }
+        let over = generation.comm(first);
+        let mut provide = provide.as_mut().filter(|_| has_levels(over));
+        over.await_delivery(first.deadline())?;
+        if self.on_gpu.is_some() {
+            over.engine.lock().iter_mut().for_each(Engine::give_device_back);
+        }
+        let device = self.on_gpu.as_ref().map(|on_gpu| &on_gpu.device);
+        let next = first.renewed(&generation.members, (device, provide.is_some()), &self.is_aborted)?;
+        next.late.get().into_iter().for_each(|late| late.adapt(self.options()));
+        provide.iter_mut().try_for_each(|provide| provide(&next)).inspect_err(|_| next.abort())?;
+        Ok(next)
     }
 }

@@ -11,7 +11,7 @@ use crate::communicator::staging::Provider;
 use crate::communicator::{CollectiveCall, Comm, Launch, Operation};
 use crate::device::StreamRef;
 use crate::dtype::{DataType, Operator, RedOp, Reduction};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, SUCCESS};
 use crate::memory::DeviceRegion;
 use crate::plan::Collective;
 use crate::selection::vendor::obstacle;
@@ -119,6 +119,15 @@ impl Provider for NodeComm {
                 Error::Remote(text)
             })
         })
+    }
+
+    fn check(&self) -> Result<()> {
+        let told = match self.ended.call(|| Ok(calls::async_error(self.library, self.comm))) {
+            Ok(SUCCESS | super::IN_PROGRESS) => return Ok(()),
+            Ok(code) => format!("the vendor's library says {code}"),
+            Err(ended) => ended.text().to_string(),
+        };
+        Err(Error::Remote(format!("a collective inside the node: {told}")))
     }
 
     fn abort(&self) {

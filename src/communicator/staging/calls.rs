@@ -49,6 +49,9 @@ pub trait Provider: Send + Sync {
         stream: DriverHandle,
     ) -> Result<()>;
 
+    /// An error if what has been issued has not ended as it should: a stream goes on where a collective is ended, too.
+    fn check(&self) -> Result<()>;
+
     /// Ends what has been issued; nothing can be issued any more.
     fn abort(&self);
 }
@@ -211,6 +214,9 @@ impl NodeCalls {
         }
         let before = done.len();
         self.queues.iter_mut().try_for_each(|queue| queue.turn(slots, done))?;
+        if done.len() > before {
+            self.provider.check()?;
+        }
         for token in &done[before..] {
             if let Some((start, bytes)) = self.taken.remove(token) {
                 self.runs.put(start, bytes);
