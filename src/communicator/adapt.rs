@@ -126,7 +126,7 @@ impl Comm {
     /// the others, so all know the same.
     fn agree_on(self: &Arc<Comm>, options: AdaptOptions, has_provider: bool) -> Result<bool> {
         let survivors = self.survivors.get();
-        let word = options.word() << 1 | WANTS_RENEWAL * u64::from(self.wants_renewal(has_provider));
+        let word = (options.word() << 1) | (WANTS_RENEWAL * u64::from(self.wants_renewal(has_provider)));
         let ops = [RedOp::Min, RedOp::Max];
         let [least, most] = match survivors {
             Some(survivors) if !survivors.is_on_gpu() => {
