@@ -10,7 +10,7 @@ use crate::topo::distance::PciAddress;
 use crate::topo::interface::Filter;
 use crate::topo::machine::{gpu_of, gpus_of_ranks, visible_from_env, Machine};
 use crate::topo::nics::Purpose;
-use crate::topo::pinning::{pin, Rules};
+use crate::topo::pinning::{pin, Pinning, Rules};
 use crate::topo::{Grid, Rank};
 
 /// The GPU that this process means by a device number.
@@ -36,8 +36,16 @@ fn local_ranks(node: &[&Member]) -> (Vec<usize>, usize) {
     }
 }
 
-/// The NIC over which a rank reaches other nodes. All ranks of its node find the same for each of them.
-pub fn binding(rank: Rank, grid: &Grid, members: &[Member], config: &Config) -> Result<Binding> {
+/// A machine, the NICs that its ranks have on it, and which of these ranks is asked about.
+struct Pinned {
+    machine: Machine,
+    rules: Rules,
+    pinning: Pinning,
+    local: usize,
+}
+
+/// The NICs of a rank's node. All ranks of it find the same for each of them.
+fn pinned(rank: Rank, grid: &Grid, members: &[Member], config: &Config) -> Result<Pinned> {
     let node: Vec<&Member> = grid.members(grid.node(rank)).iter().map(|member| &members[member.index()]).collect();
     let (local, size) = local_ranks(&node);
     let machine = Machine::this()?;
@@ -47,7 +55,19 @@ pub fn binding(rank: Rank, grid: &Grid, members: &[Member], config: &Config) -> 
     }
     let rules = Rules::new(&config.nic_map, Filter::from_env())?;
     let pinning = pin(&machine, &gpus_of_ranks(&machine, &claims), &rules, Purpose::Tcp)?;
-    let mine = &pinning.pins[local[grid.local(rank)]];
+    Ok(Pinned { machine, rules, pinning, local: local[grid.local(rank)] })
+}
+
+/// The name of the interface that a rank would have now.
+pub fn name_now(rank: Rank, grid: &Grid, members: &[Member], config: &Config) -> Result<String> {
+    let Pinned { machine, rules, pinning, local } = pinned(rank, grid, members, config)?;
+    Ok(Binding::to_nic(&machine, pinning.pins[local].nic, &rules.filter)?.address.name)
+}
+
+/// The NIC over which a rank reaches other nodes.
+pub fn binding(rank: Rank, grid: &Grid, members: &[Member], config: &Config) -> Result<Binding> {
+    let Pinned { machine, rules, pinning, local } = pinned(rank, grid, members, config)?;
+    let mine = &pinning.pins[local];
     let mut binding = Binding::to_nic(&machine, mine.nic, &rules.filter)?;
     let at = pinning.usable.iter().position(|&nic| nic == mine.nic).map_or(0, |at| at + 1);
     let further = pinning.usable[at..].iter().chain(&pinning.usable[..at]).filter(|&&nic| nic != mine.nic);
@@ -59,7 +79,7 @@ pub fn binding(rank: Rank, grid: &Grid, members: &[Member], config: &Config) -> 
     }
     // Once a node.
     if let (0, Some(warning)) = (grid.local(rank), &pinning.warning) {
-        crate::log::write(Level::Warn, &format!("on {}: {warning}", node[0].host));
+        crate::log::write(Level::Warn, &format!("on {}: {warning}", members[rank.index()].host));
     }
     Ok(binding)
 }

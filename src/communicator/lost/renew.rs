@@ -40,8 +40,7 @@ impl Comm {
         let over = over.as_deref().unwrap_or(self);
         let nic = over.engine.lock().as_ref().and_then(|engine| engine.nic().map(str::to_string));
         let has_better_nic = nic.is_some_and(|nic| {
-            let now = nics::binding(over.rank, &over.grid, &over.members, &over.config);
-            now.is_ok_and(|now| now.address.name != nic)
+            nics::name_now(over.rank, &over.grid, &over.members, &over.config).is_ok_and(|now| now != nic)
         });
         self.survivors.get().is_some() && (lacks_provider || has_better_nic)
     }
@@ -102,7 +101,7 @@ impl Survivors {
         if let Err(error) = next.tell(Vec::new(), &self.is_aborted) {
             return Attempt::Broken { error, goes_on: true };
         }
-        crate::info!("generation {number} goes on over {} with what has come back", next.grid);
+        crate::info!("generation {number} goes on with what has come back: {}", next.grid);
         if let Some(Err(error)) = generation.comm.as_ref().map(|before| before.destroy()) {
             crate::info!("ending what a generation went over: {error}");
         }
