@@ -179,8 +179,7 @@ pub fn init_node(
     // SAFETY: the name must outlive the call that takes the options; because it is a constant.
     let mut options = unsafe { library.sub_config(NODE_NAME) };
     options.blocking = 0;
-    // SAFETY: the place must stay until the function has returned; because it is a local, and a communicator that has no parent has its handle
-    // by then.
+    // SAFETY: the place must stay until the making has ended; because one that is given up is aborted below, which waits for its end.
     let out = unsafe { Ptr::to(&mut made) };
     // SAFETY: the options must be there during the call; because they are a local.
     let options = unsafe { Ptr::to(&mut options) };

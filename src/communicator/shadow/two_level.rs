@@ -161,7 +161,9 @@ pub(super) fn node_of(comm: &Arc<Comm>, device: i32, library: &'static Library) 
     let id = members.first().and_then(|first| <[u8; 128]>::try_from(&told[first.index()][..]).ok());
     let made = id.map(|id| {
         let place = (members.len(), comm.grid().local(me));
-        let is_over = || comm.failure().is_some() || !comm.status.losses().is_empty();
+        let deadline = comm.deadline();
+        let is_late = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        let is_over = || is_late() || comm.failure().is_some() || !comm.status.losses().is_empty();
         driver::on_device(device, || calls::init_node(library, id, place, is_over))
     });
     let node = match made {
